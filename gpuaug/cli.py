@@ -121,7 +121,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         images = class_folders(data, None)
     except ValueError as error:
-        parser.error(f"--{error}")  # the message begins with the name of the argument: "data must be …"
+        parser.error(f"--{error}")  # ends the command. The message begins with the name of the argument: "data must be …"
     setup = setup_for(device, images, batch_size=options.batch_size, workers=options.workers)
     seconds = options.seconds or (2.0 if device.type == "cuda" else 1.0)
     with reserved_cores(setup):
@@ -143,8 +143,8 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         results.write(options.json, result)
         console.print(f"written to {options.json}")
     minutes = (time.perf_counter() - start) / 60
-    over = "" if minutes <= options.minutes else ": one round of each loop takes longer than the time limit here"
-    console.print(f"took {minutes:.3g} minutes{over}", highlight=False)
+    excess = "" if minutes <= options.minutes else ": one round of each loop takes longer than the time limit here"
+    console.print(f"took {minutes:.3g} minutes{excess}", highlight=False)
     console.print()
     for sentence in verdict(rows, device):
         console.print(f"- {sentence}", highlight=False, markup=False)
@@ -280,7 +280,7 @@ def _add_encode(commands: Any) -> None:
 
 def _encode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Run ``gpuaug encode``: iterate over the epochs of the cache, which fills it. Return the exit status."""
-    result = _call_target(parser, options.target)
+    result = _call_target(parser, options.target)  # a loader, or as for ``gpuaug profile`` (loader, step)
     loader = result[0] if isinstance(result, tuple) and result else result
     stages = loader.stages if isinstance(loader, gpuaug.StreamedLoader) else ()
     cache = next((stage.cache for stage in stages if stage.cache is not None), None)

@@ -59,6 +59,7 @@ def _checkout() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
+    """Return package → version."""
     packages = ("torchvision", "kornia", "numpy", "triton")
     return {
         "gpuaug": gpuaug.__version__,
@@ -77,6 +78,7 @@ def _version(package: str) -> str | None:
 
 
 def _gpu(device: torch.device) -> dict[str, Any] | None:
+    """Return the properties of a GPU, with current clocks and limits from nvidia-smi; ``None`` for other devices."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -101,6 +103,7 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
 
 
 def _cpu() -> dict[str, Any]:
+    """Return the properties and the load of the CPU."""
     return {
         "model": _cpu_model() or platform.processor() or platform.machine(),
         "cores_allowed": allowed_cores(),

@@ -114,7 +114,7 @@ def reserved_cores(setup: Setup) -> Iterator[None]:
         torch.set_num_threads(saved_threads)
 
 
-def uint8_images(setup: Setup) -> Any:
+def to_uint8_images(setup: Setup) -> Any:
     """Return the transform in the workers of loops that augment on the device: resize and crop to a square uint8 tensor."""
     side = setup.source_px
     return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
@@ -185,7 +185,7 @@ def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
 def encoded_batches(setup: Setup) -> DataLoader[Any]:
     """Return a loader of endless batches of the same files, not decoded, for a ``DecodeStage``."""
     files = images_with(setup, None)
-    files.loader = gpuaug.read_encoded
+    files.loader = gpuaug.read_encoded  # function with which an ``ImageFolder`` reads a file
     return _endless(setup, files, gpuaug.collate_encoded)
 
 
@@ -240,7 +240,7 @@ def _step(setup: Setup, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
 
     def step(inputs: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
-        if inputs.ndim == 4:
+        if inputs.ndim == 4:  # images, not features
             inputs = inputs.contiguous(memory_format=setup.memory_format)
         with setup.autocast():
             loss = F.cross_entropy(model(inputs), labels)

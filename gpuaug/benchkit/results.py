@@ -65,12 +65,12 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(result), sort_keys=True, indent=2, allow_nan=False) + "\n"
     # Written to another file, which then replaces the old result, so that an interruption does not destroy the old result.
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def table(rows: list[dict[str, Any]], title: str) -> "Table":

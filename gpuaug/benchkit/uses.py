@@ -60,7 +60,7 @@ def classifier(setup: Setup) -> Use:
 
     def serial() -> Iterator[int]:
         step, augment = loops.classifier_step(setup), loops.kornia_augmentation(setup)
-        for batch in loops.batches(setup, loops.uint8_images(setup)):
+        for batch in loops.batches(setup, loops.to_uint8_images(setup)):
             images, labels = loops.to_device(setup, batch)
             step(augment(images), labels)
             yield len(labels)
@@ -68,7 +68,7 @@ def classifier(setup: Setup) -> Use:
     def streamed(augmentation: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Iterator[int]:
         step = loops.classifier_step(setup)
         yield from _streamed(
-            setup, loops.batches(setup, loops.uint8_images(setup)), step, [gpuaug.TransformStage(augmentation(setup))]
+            setup, loops.batches(setup, loops.to_uint8_images(setup)), step, [gpuaug.TransformStage(augmentation(setup))]
         )
 
     def from_files() -> Iterator[int]:
@@ -102,10 +102,10 @@ def frozen_encoder(setup: Setup) -> Use:
     """Compare training of a head on a frozen encoder, which is called in the loop or is a ``FeatureStage``."""
 
     def serial() -> Iterator[int]:
-        encoder, width = loops.frozen_encoder(setup)
-        step = loops.head_step(setup, width)
+        encoder, dim = loops.frozen_encoder(setup)
+        step = loops.head_step(setup, dim)
         augment = loops.kornia_augmentation(setup)
-        for batch in loops.batches(setup, loops.uint8_images(setup)):
+        for batch in loops.batches(setup, loops.to_uint8_images(setup)):
             images, labels = loops.to_device(setup, batch)
             images = augment(images).contiguous(memory_format=setup.memory_format)
             with torch.no_grad(), setup.autocast():
@@ -114,7 +114,7 @@ def frozen_encoder(setup: Setup) -> Use:
             yield len(labels)
 
     def streamed() -> Iterator[int]:
-        encoder, width = loops.frozen_encoder(setup)
+        encoder, dim = loops.frozen_encoder(setup)
         stages: list[gpuaug.Stage] = [
             gpuaug.TransformStage(loops.kornia_augmentation(setup)),
             gpuaug.FeatureStage(
@@ -123,7 +123,7 @@ def frozen_encoder(setup: Setup) -> Use:
                 memory_format=setup.memory_format if setup.half else None,
             ),
         ]
-        yield from _streamed(setup, loops.batches(setup, loops.uint8_images(setup)), loops.head_step(setup, width), stages)
+        yield from _streamed(setup, loops.batches(setup, loops.to_uint8_images(setup)), loops.head_step(setup, dim), stages)
 
     return Use(
         f"train a head on frozen {setup.model}",
@@ -186,22 +186,22 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     best_with, best_without = (max(group, key=lambda row: float(row["ratio"])) for group in (with_gpuaug, without_gpuaug))
     ratios = _within_rounds(best_with, best_without)
     ratio, lowest, highest = median(ratios), min(ratios), max(ratios)
-    rounds = f"{len(ratios)} rounds: {lowest:.2f} to {highest:.2f}" if len(ratios) > 1 else "a single round"
+    spread = f"{len(ratios)} rounds: {lowest:.2f} to {highest:.2f}" if len(ratios) > 1 else "a single round"
     if lowest <= 1 <= highest:
         sentence = (
-            f"{best_with['name']!r} and {best_without['name']!r} differ by less than their spread: {ratio:.2f}x ({rounds})."
+            f"{best_with['name']!r} and {best_without['name']!r} differ by less than their spread: {ratio:.2f}x ({spread})."
         )
     else:
         sentence = (
             f"{best_with['name']!r} is {'faster' if lowest > 1 else 'slower'} than {best_without['name']!r}: {ratio:.2f}x "
-            f"({rounds})."
+            f"({spread})."
         )
     ceiling = next((row for row in rows if row["name"] == _STEP_ALONE), None)
     if ceiling is not None:
         ceiling_ratios = _within_rounds(best_with, ceiling)
         below = max(ceiling_ratios) < 1
-        share = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than the spread of the rounds from"
-        sentence += f" {best_with['name']!r} {share} the rate of the step without a loader."
+        relation = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than the spread of the rounds from"
+        sentence += f" {best_with['name']!r} {relation} the rate of the step without a loader."
     yield f"{best_with['case']}: {sentence}"
 
 
@@ -233,7 +233,7 @@ def _streamed(
 
 def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
     """Return one batch of images and labels on the device."""
-    dataset = loops.images_with(setup, loops.uint8_images(setup))
+    dataset = loops.images_with(setup, loops.to_uint8_images(setup))
     # Samples from the whole dataset, because neighbours have the same class.
     samples = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
     images = torch.stack([image for image, _ in samples])

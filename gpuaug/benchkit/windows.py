@@ -151,21 +151,21 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
     """
     if baseline is not None and baseline not in windows:
         raise ArgumentError(f"baseline must be one of {list(windows)}, got {baseline!r}. Pass None for no ratios.")
-    base = _rates(windows[baseline]) if baseline is not None else None
+    baseline_rates = _rates(windows[baseline]) if baseline is not None else None
     rows = []
     for name, variant_windows in windows.items():
-        rounds = _rates(variant_windows)
-        ratios = [rate / reference for rate, reference in zip(rounds, base, strict=True)] if base else None
+        rates = _rates(variant_windows)
+        ratios = [rate / other for rate, other in zip(rates, baseline_rates, strict=True)] if baseline_rates else None
         rows.append(
             Row(
                 name=name,
-                steps_per_s=median(rounds),
+                steps_per_s=median(rates),
                 images_per_s=median(window.images / window.seconds for window in variant_windows),
                 host_ms=median(1e3 * window.host_seconds / window.steps for window in variant_windows),
                 ratio=median(ratios) if ratios else None,
                 ratio_low=min(ratios) if ratios else None,
                 ratio_high=max(ratios) if ratios else None,
-                rounds=rounds,
+                rounds=rates,
             )
         )
     return rows

@@ -1,7 +1,8 @@
 """``CachedStages``: the stages of a loader up to and including an encoder whose results a feature cache stores.
 
 A *row* is the results of these stages for one sample, and a *column* a part of it, such as ``latents``. A *view* is the rows
-that were recorded in one epoch. A *member* of a batch is the value of a key of a dict, an item of a tuple, or a field.
+that were recorded in one epoch. A *member* of a batch is the value of a key of a dict, an item of a tuple, or a field. The
+*key* of a cache is a hash of named values, its *parts*, on which all rows depend.
 
 Workers read rows from the cache. ``collate_encoded`` puts the rows of a batch, and its encoded images if a row is missing, into
 one member, a ``Rows``. For each batch, ``CachedEpoch.take`` separates rows and images. If all rows were read, they become
@@ -84,7 +85,7 @@ class CachedStages:
     def begin(
         self, loader: Any, position: Position, stages: Sequence[tuple[BoundStage, Stage]], *, is_used: bool
     ) -> "CachedEpoch":
-        """Begin an epoch: compute the key, a hash of all that rows depend on, and tell workers which view to read.
+        """Begin an epoch: compute the key, and tell workers which view to read.
 
         Args:
             loader: The wrapped loader.
@@ -105,12 +106,12 @@ class CachedStages:
                 "Make the DataLoader of cache.wrap(dataset)."
             )
         self.recorder.close()
-        cached = stages[: self.count]
-        view = last_number = -1
+        stages_to_cache = stages[: self.count]
+        view = last_number = -1  # no rows are read
         folder = sample_count = None
         if is_used:
             required_safetensors()  # raises an error now, not after the first rows are encoded
-            self._update_key(cached, position)
+            self._update_key(stages_to_cache, position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, cache.key, view)
             last_number = last_shard_number(folder)
@@ -118,11 +119,11 @@ class CachedStages:
             with suppress(TypeError, NotImplementedError):
                 sample_count = sum(map(len, datasets)) if last_number < 0 else None
         for dataset in datasets:
-            dataset.view.set(cache.key or "0" * 16, view, last_number)
+            dataset.view.set(cache.key or "0" * 16, view, last_number)  # no key is known before an epoch that uses the cache
         read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
         is_named = all(dataset.key is not None for dataset in datasets)
         later_stages = [bound for bound, _ in stages[self.count :]]
-        return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
+        return CachedEpoch(self, position.epoch, folder, read_views, sample_count, stages_to_cache, later_stages, is_named)
 
     def _update_key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> None:
         """Set the key of the cache to the key of ``stages``, and warn if the cache has only rows of other keys."""
@@ -148,12 +149,12 @@ class CachedStages:
 class CachedEpoch:
     """Cached stages in one epoch, that is, in one iterator of the loader."""
 
-    cached: CachedStages
+    cached_stages: CachedStages
     epoch: int
     folder: Path | None
     """Folder of the view that is read and recorded; ``None`` if rows are neither read nor recorded."""
     read_views: list[tuple[ViewToRead, int]]
-    """(which view its workers read, version of this setting when the iterator began) of each data set."""
+    """(``ViewToRead``, its version when the iterator began) of each data set. A newer iterator may have set another version."""
     sample_count: int | None
     """Number of samples of the data set; ``None`` if the size of the cache need not be estimated from it, or is estimated."""
     stages: Sequence[tuple[BoundStage, Stage]]
@@ -184,7 +185,7 @@ class CachedEpoch:
                 "This iterator cannot continue, because a newer one reads other rows through the same wrapped data set. Call "
                 "cache.wrap(dataset) once for each loader, and end an epoch before the next one begins."
             )
-        rows = members_of_type(Rows, batch)
+        rows = members_of_type(Rows, batch)  # one ``Rows`` per member of images
         image_names = None
         if not isinstance(batch, Rows) and rows:
             image_names = [name for name in batches.member_names(batch) if isinstance(batches.member(batch, name), Rows)]
@@ -202,12 +203,12 @@ class CachedEpoch:
         # A sample with several images has its row at the first image.
         columns, headers = rows[0].columns, rows[0].headers
         missing = int(np.count_nonzero(headers.missing))
-        self.cached.encoded += missing
-        self.cached.read += len(headers.missing) - missing
+        self.cached_stages.encoded += missing
+        self.cached_stages.read += len(headers.missing) - missing
         if missing:
             return batch_with_images, CachedBatch(self, rows[0], image_names), 0
         other_members = without(batch_with_images, image_names)
-        if any(map(has_varying_shape, columns)):
+        if any(map(has_varying_shape, columns)):  # tensors of target dicts
             other_members = unpack_targets(other_members)
         return batch_of(other_members, None, columns, headers.shapes, headers.missing), None, len(self.stages)
 
@@ -220,13 +221,13 @@ class CachedEpoch:
         Raises:
             ArgumentError: If a cached stage decodes clips, or a later stage decodes images.
         """
-        cached = [bound for bound, _ in self.stages]
+        cached_bound = [bound for bound, _ in self.stages]
         decoded: set[int] = set()  # ``id`` of each member that an earlier stage decodes
-        for bound in [*cached, *self.later_stages]:
+        for bound in [*cached_bound, *self.later_stages]:
             if isinstance(bound, BoundDecode):
                 members = [member for member in members_of_type(Encoded, bound.selected(batch)) if id(member) not in decoded]
                 decoded.update(map(id, members))
-                is_cached = bound in cached
+                is_cached = bound in cached_bound
                 if any(isinstance(member, EncodedClips) is is_cached for member in members):
                     raise ArgumentError(
                         "Images must be decoded before the encoder, and clips after it, got "
@@ -257,23 +258,23 @@ class CachedEpoch:
         others = {name for name in members if name not in image_names and str(name) not in written}
         for bound, _ in self.stages:
             names = members if bound.selection.on is None else bound.selection.names(before)
-            read = [name for name in names if name in others]
-            if read and not self.is_named and not isinstance(bound, BoundDecode):
+            names_read = [name for name in names if name in others]
+            if names_read and not self.is_named and not isinstance(bound, BoundDecode):
                 raise ArgumentError(
-                    f"Stages up to the encoder must read images only, or members that they write, got {read} in "
+                    f"Stages up to the encoder must read images only, or members that they write, got {names_read} in "
                     f"stage {bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), "
                     "pass on= the members that the stage needs, or put it after the encoder."
                 )
         absent = {name for name in image_names if str(name) not in written}
         for bound in self.later_stages:
-            read = [name for name in bound.selection.names(before) if name in absent]
-            if read:
+            names_read = [name for name in bound.selection.names(before) if name in absent]
+            if names_read:
                 raise ArgumentError(
-                    f"Stages after the encoder must not read images, which are absent when rows are read, got {read} in "
+                    f"Stages after the encoder must not read images, which are absent when rows are read, got {names_read} in "
                     f"stage {bound.name!r}. Put the stage before the encoder, and pass into= another member there."
                 )
             into = bound.selection.into
-            absent -= set(into if isinstance(into, tuple) else [into])
+            absent -= set(into if isinstance(into, tuple) else [into])  # later stages read what this stage has written
 
     def end(self, *, is_complete: bool) -> None:
         """Write all rows of the epoch.
@@ -285,7 +286,7 @@ class CachedEpoch:
         Raises:
             GpuAugError: If rows could not be written.
         """
-        self.cached.recorder.close(raises=is_complete)
+        self.cached_stages.recorder.close(raises=is_complete)
 
 
 @dataclass(slots=True)
@@ -338,7 +339,7 @@ class CachedBatch:
         headers = self.rows.headers
         stored = columns_of(written, len(headers.missing))
         result = after
-        if self.columns:
+        if self.columns:  # rows of some samples were read
             read.append((self.columns, after))
             before = unpack_targets(without(self.before, self.image_names))
             is_computed = headers.missing.copy()
@@ -355,7 +356,7 @@ class CachedBatch:
         if not indices:
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
-        cache = epoch.cached.cache
+        cache = epoch.cached_stages.cache
         if epoch.sample_count is not None:
             row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
             needed = row_bytes * epoch.sample_count * cache.views
@@ -370,4 +371,4 @@ class CachedBatch:
         inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
         ids = np.column_stack([row_headers.row_ids[indices], hashes])
         assert epoch.folder is not None
-        epoch.cached.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)
+        epoch.cached_stages.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)

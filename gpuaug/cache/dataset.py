@@ -88,7 +88,7 @@ def view_folder(folder: Path, key: str, view: int) -> Path:
     return folder / key / f"view-{view}"
 
 
-class _Samples:
+class _WrappedDataset:
     """Base class of the data sets of ``FeatureCache.wrap``.
 
     Args:
@@ -161,7 +161,7 @@ class _Samples:
         names = []
         size = time = 0
         for file in files:
-            file_name, file_size, file_time = _version(file.path, file.content)
+            file_name, file_size, file_time = _name_size_and_time(file.path, file.content)
             names.append(file_name)
             size += file_size
             time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF  # one hash of the times of several files, in 63 bits
@@ -188,11 +188,10 @@ def _is_image(value: Any, member_path: str) -> bool:
     return are_encoded([value], member_path)
 
 
-def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
-    """Return what identifies an image and its version.
+def _name_size_and_time(path: str, content: memoryview | None) -> tuple[str, int, int]:
+    """Return (path, size in bytes, time of the last change in nanoseconds) of the file of an image.
 
-    These are (path, size in bytes, time of the last change in nanoseconds) of a file, or of an image in memory, ``content``,
-    (hash of the bytes, size, part of the hash).
+    For an image in memory, ``content``, return (hash of the bytes, size, part of the hash).
     """
     if content is None:
         try:
@@ -205,7 +204,7 @@ def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
     return digest.hex(), len(content), int.from_bytes(digest[:7], "little")
 
 
-class CachedDataset(_Samples, Dataset[Any]):
+class CachedDataset(_WrappedDataset, Dataset[Any]):
     """Map-style data set whose samples have rows of a cache in place of images."""
 
     def __getitem__(self, index: Any) -> Any:
@@ -217,26 +216,26 @@ class CachedDataset(_Samples, Dataset[Any]):
         return self.with_rows(samples)
 
 
-class CachedIterable(_Samples, IterableDataset[Any]):
+class CachedIterable(_WrappedDataset, IterableDataset[Any]):
     """Iterable data set whose samples have rows of a cache in place of images."""
 
     def __iter__(self) -> Iterator[Any]:
         return (self.with_rows([sample])[0] for sample in self.dataset)
 
 
-def wrapped_datasets(source: Any) -> list[_Samples]:
+def wrapped_datasets(source: Any) -> list[_WrappedDataset]:
     """Return the data sets of ``FeatureCache.wrap`` inside a loader, or inside a data set that consists of data sets.
 
     Searched are the attributes of all objects that are iterable or indexable, and the items of lists, tuples and dicts.
     """
-    wrapped: list[_Samples] = []
+    wrapped: list[_WrappedDataset] = []
     seen: set[int] = set()
     pending = [source]
     for value in pending:  # grows in the loop
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, _Samples):
+        if isinstance(value, _WrappedDataset):
             wrapped.append(value)
         elif type(value) in _CONTAINERS:
             # Only items that may be data sets or loaders are searched, because lists of samples are long.

@@ -87,7 +87,7 @@ class Index:
         ids = np.concatenate([np.empty((0, 5), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
         shard_of_row = np.repeat(np.arange(len(lengths)), lengths)
-        first_rows = np.cumsum(lengths) - lengths
+        first_rows = np.cumsum(lengths) - lengths  # index, among the rows of all shards, of the first row of each shard
         order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
         """(N, 5) ``RowId`` and hash of the inputs of each row of all shards, sorted by the first integer."""
@@ -129,5 +129,5 @@ class Index:
 
 def _first_undamaged(rows: Sequence[tuple[Shard, int]]) -> Row | None:
     """Return the first row that is not damaged, or ``None``. ``rows``: (shard, index of the row in it) of each row."""
-    values = (shard.row(row_index) for shard, row_index in rows)
-    return next((row for row in values if row is not None), None)
+    rows_or_none = (shard.row(row_index) for shard, row_index in rows)
+    return next((row for row in rows_or_none if row is not None), None)

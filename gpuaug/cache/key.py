@@ -217,8 +217,8 @@ class _Values:
                     # Objects of Python itself that cannot be read are locks, open files and iterators, which change no rows.
                     if not _is_of_python(type(value).__module__):
                         self.unknown.add(type(value).__qualname__)
-                named = value if isinstance(value, type | FunctionType) else type(value)
-                text = f"{named.__qualname__} {[name for name, _ in inner_values]}"
+                class_or_function = value if isinstance(value, type | FunctionType) else type(value)
+                text = f"{class_or_function.__qualname__} {[name for name, _ in inner_values]}"
             digest = digests.setdefault(".".join(path), hashlib.blake2b(digest_size=8))
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
             pending += [((*path, name)[:_DEPTH] if name else path, inner) for name, inner in reversed(inner_values)]
@@ -314,6 +314,7 @@ class _Values:
         for code in codes:  # grows in the loop
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         names = {name for code in codes for name in code.co_names if not name.startswith("__")}
+        # ``co_names`` also has names that the code assigns or imports, but does not load.
         instructions = [instruction for code in codes for instruction in dis.get_instructions(code)]
         loaded = {instruction.argval for instruction in instructions if instruction.opname.startswith("LOAD_")}
         variables = [(name, function.__globals__[name]) for name in sorted(names & loaded & function.__globals__.keys())]

@@ -92,21 +92,21 @@ def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]
     columns: dict[str, list[Tensor]] = {}
     for name, value in members.items():
         if _is_column(value, count):
-            columns[_column(name)] = list(value.unbind())
+            columns[_column_name(name)] = list(value.unbind())
         elif type(value) is dict and value and all(_is_column(item, count) for item in value.values()):
-            columns |= {_column(name, "::", key): list(item.unbind()) for key, item in value.items()}
+            columns |= {_column_name(name, "::", key): list(item.unbind()) for key, item in value.items()}
         elif type(value) is list and len(value) == count and all(type(item) is dict for item in value):
             for key in dict.fromkeys(key for item in value for key, entry in item.items() if isinstance(entry, Tensor)):
                 parts = [item.get(key) for item in value]
                 if not all(map(_is_storable, parts)) or len({(part.dtype, part.dim()) for part in parts}) > 1:
                     raise _refusal(f"{name}[…][{key!r}]", parts)
-                columns[_column(name, "[]::", key)] = parts
+                columns[_column_name(name, "[]::", key)] = parts
         else:
             raise _refusal(name, value)
     return columns
 
 
-def _column(name: str, separator: str = "", key: Any = "") -> str:
+def _column_name(name: str, separator: str = "", key: Any = "") -> str:
     """Return the name of the column of a member. ``separator``: "::" for a ``key`` of a dict, "[]::" of a list of dicts."""
     column = f"{name}{separator}{key}"
     if parts_of_column(column) != (name, separator, key) or column.startswith("row."):

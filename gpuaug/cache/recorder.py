@@ -64,7 +64,7 @@ class Record:
     """Event that is recorded after the copies to the host."""
     sources: list[Tensor]
     """Copied tensors on the device. Kept until ``copied`` is complete, because then any lane may reuse their memory."""
-    is_read: "Future[None] | None" = None
+    reading: "Future[None] | None" = None
     """Done when the background thread has read ``columns``; ``None`` before the record is passed to the thread."""
 
     @property
@@ -170,9 +170,9 @@ class Recorder:
             GpuAugError: If rows could not be written.
         """
         for record in self._waiting:
-            if record.is_read is None and record.copied.query():
+            if record.reading is None and record.copied.query():
                 self._pass_on(record)
-        while self._waiting and (is_read := self._waiting[0].is_read) is not None and is_read.done():
+        while self._waiting and (reading := self._waiting[0].reading) is not None and reading.done():
             # Freed here, because the background thread, which may still refer to the record, must not free page-locked memory.
             self._waiting.popleft().columns.clear()
         if self._error is not None:
@@ -189,7 +189,7 @@ class Recorder:
             GpuAugError: If rows could not be written.
         """
         for record in self._waiting:
-            if record.is_read is None:
+            if record.reading is None:
                 self._pass_on(record)
         if self._executor is not None:
             self._executor.submit(self._add, None)
@@ -207,7 +207,7 @@ class Recorder:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "gpuaug cache")
             self._flushed_s = time.monotonic()
-        record.is_read = self._executor.submit(self._add, record)
+        record.reading = self._executor.submit(self._add, record)
 
     def _add(self, record: Record | None) -> None:
         """Add a record to its shard, and write the shards that are large or old enough. With ``None``, write all shards.
@@ -219,11 +219,11 @@ class Recorder:
                 # Copied to pageable memory, so that the page-locked memory can be freed before the shard is written.
                 columns = {name: column.clone() for name, column in record.columns.items()}
                 self._shards.setdefault(record.shard_key, []).append(replace(record, columns=columns))
-            flush = record is None or time.monotonic() - self._flushed_s >= SHARD_SECONDS
+            writes_all = record is None or time.monotonic() - self._flushed_s >= SHARD_SECONDS
             for key, records in list(self._shards.items()):
-                if flush or sum(record.nbytes for record in records) >= SHARD_BYTES:
+                if writes_all or sum(record.nbytes for record in records) >= SHARD_BYTES:
                     self._write(self._shards.pop(key))
-            self._flushed_s = time.monotonic() if flush else self._flushed_s
+            self._flushed_s = time.monotonic() if writes_all else self._flushed_s
         except BaseException as error:  # raised on the training thread
             # The traceback is removed, because it refers to records, whose memory this thread must not be the last to free.
             self._error = error.with_traceback(None)

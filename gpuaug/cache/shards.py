@@ -99,20 +99,20 @@ def shard_content(
         shapes: Name of a column of varying shape → (N, axes) shape in each row.
         inputs: Names of the inputs of the rows (``inputs.py``).
     """
-    text = [name.encode(errors="surrogateescape") for name in names]
-    described = {
+    encoded_names = [name.encode(errors="surrogateescape") for name in names]
+    row_tensors = {
         "row.epoch": torch.tensor([epoch], device="cpu"),
         "row.id": torch.from_numpy(ids),
-        "row.name": torch.frombuffer(bytearray(b"".join(text) + b"\0"), dtype=torch.uint8),
-        "row.name_end": torch.tensor([len(name) for name in text], device="cpu").cumsum(0),
+        "row.name": torch.frombuffer(bytearray(b"".join(encoded_names) + b"\0"), dtype=torch.uint8),
+        "row.name_end": torch.tensor([len(name) for name in encoded_names], device="cpu").cumsum(0),
         **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
     }
     # Created only to compute the checksums of the rows.
-    shard = Shard(columns, described, inputs)
-    described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))], device="cpu")
+    shard = Shard(columns, row_tensors, inputs)
+    row_tensors["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))], device="cpu")
     about = json.dumps({"view": _view_of(folder), "inputs": inputs})
-    metadata = {"format": "pt", "columns": json.dumps(list(columns)), "about": about, "checksum": _digest(described, about)}
-    content: bytes = required_safetensors().torch.save({**columns, **described}, metadata)
+    metadata = {"format": "pt", "columns": json.dumps(list(columns)), "about": about, "checksum": _digest(row_tensors, about)}
+    content: bytes = required_safetensors().torch.save({**columns, **row_tensors}, metadata)
     return content
 
 
@@ -121,21 +121,21 @@ class Shard:
 
     Args:
         columns: Name of a column → tensor of all rows.
-        described: Other tensors of the shard, ``row.…``.
+        row_tensors: Tensors ``row.…`` of the shard, which identify and check the rows.
         inputs: Names of the inputs of the rows.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], described: Mapping[str, Tensor], inputs: Iterable[str]) -> None:
+    def __init__(self, columns: Mapping[str, Tensor], row_tensors: Mapping[str, Tensor], inputs: Iterable[str]) -> None:
         self._columns = columns
-        self.epoch = int(described["row.epoch"])
+        self.epoch = int(row_tensors["row.epoch"])
         """Epoch in which the rows were encoded."""
-        self.ids: NDArray[np.int64] = described["row.id"].numpy()
+        self.ids: NDArray[np.int64] = row_tensors["row.id"].numpy()
         """(N, 5) ``RowId`` of the sample of each row, and hash of its inputs."""
         self.inputs = tuple(inputs)
         """Names of the inputs of the rows."""
         self._unchecked: dict[int, int] = {}
         """Index of a row → its checksum in the file, for the rows that this process has not checked yet."""
-        self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if has_varying_shape(name)}
+        self._shapes = {name: row_tensors[f"row.shapes.{name}"] for name in columns if has_varying_shape(name)}
         self._bytes: dict[str, tuple[memoryview, list[int]]] = {}
         """Name of a column → (bytes of all rows; offset of each row in them in bytes, then their total number)."""
         for name, column in columns.items():
@@ -159,17 +159,17 @@ class Shard:
             with safetensors.safe_open(path, "pt") as file:  # tensors are mapped: the file is read when values are read
                 metadata = file.metadata()
                 columns = {name: file.get_tensor(name) for name in json.loads(metadata["columns"])}
-                described = {name: file.get_tensor(name).clone() for name in file.keys() if name not in columns}  # noqa: SIM118
+                row_tensors = {key: file.get_tensor(key).clone() for key in file.keys() if key not in columns}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ShardError(str(error)) from error
         about = metadata.get("about", "")
-        if _digest(described, about) != metadata.get("checksum"):
+        if _digest(row_tensors, about) != metadata.get("checksum"):
             raise ShardError("its checksum is wrong")
         facts = json.loads(about)
         if facts["view"] != _view_of(path.parent):
             raise ShardError(f"it belongs into the folder {facts['view']}")
-        shard = cls(columns, described, facts["inputs"])
-        shard._unchecked = dict(enumerate(described["row.checksum"].tolist()))
+        shard = cls(columns, row_tensors, facts["inputs"])
+        shard._unchecked = dict(enumerate(row_tensors["row.checksum"].tolist()))
         return shard
 
     def read_ahead(self, index: int) -> None:
@@ -218,10 +218,10 @@ def _view_of(folder: Path) -> str:
     return "/".join(folder.parts[-2:])
 
 
-def _digest(described: Mapping[str, Tensor], about: str) -> str:
-    """Return a hash of the tensors ``described`` and the text ``about``, which describe the rows of a shard."""
+def _digest(row_tensors: Mapping[str, Tensor], about: str) -> str:
+    """Return a hash of what describes the rows of a shard: the tensors ``row.…``, and the text ``about``."""
     digest = hashlib.blake2b(about.encode(), digest_size=16)
-    for name in sorted(described):
+    for name in sorted(row_tensors):
         digest.update(name.encode())
-        digest.update(as_bytes(described[name]))
+        digest.update(as_bytes(row_tensors[name]))
     return digest.hexdigest()

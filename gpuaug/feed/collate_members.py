@@ -103,20 +103,20 @@ class MemberCollate:
             ArgumentTypeError, ArgumentError: If no member holds images, or ``flatten`` is wrong.
         """
         first = samples[0]
-        columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
-        lists = [] if flatten is None else _lists(first, flatten, columns)
+        members = {name: (path + _member_path(first, name), values) for name, values in _values_by_name(samples, path).items()}
+        lists = [] if flatten is None else _lists(first, flatten, members)
         packers = {
-            name: self._pack_lists if name == flatten else self._packer(column, member_path)
-            for name, (member_path, column) in columns.items()
+            name: self._pack_lists if name == flatten else self._packer(values, member_path)
+            for name, (member_path, values) in members.items()
         }
         if not any(packers.values()):  # no member has images: raise an error about the member that is most like an image
             member_path, value = max(
-                ((member_path, column[0]) for member_path, column in columns.values()),
+                ((member_path, values[0]) for member_path, values in members.values()),
                 key=lambda path_and_value: _image_likeness(path_and_value[1]),
                 default=(path, first),
             )
             self.refuse(value, position_text(0, member_path))
-        collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
+        collated = {name: (packers[name] or _collate)(values, member_path) for name, (member_path, values) in members.items()}
         if flatten is not None:
             counts_name = f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)
             if counts_name in collated:
@@ -147,13 +147,13 @@ class MemberCollate:
         return None
 
 
-def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]]) -> list[Any]:
+def _lists(first: Any, flatten: Any, members: Mapping[Any, tuple[str, list[Any]]]) -> list[Any]:
     """Return the lists of images of the samples.
 
     Args:
         first: First sample.
         flatten: Key or index of the member.
-        columns: Name → (path, values in all samples), for each member.
+        members: Name → (path, values in all samples), for each member.
 
     Raises:
         ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample.
@@ -164,9 +164,9 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
             "Return a dict, to which the numbers of images are added."
         )
     # The types are compared first, because an array or tensor is not equal or unequal to a key.
-    lists = next((column for name, (_, column) in columns.items() if type(name) is type(flatten) and name == flatten), None)
+    lists = next((values for name, (_, values) in members.items() if type(name) is type(flatten) and name == flatten), None)
     if lists is None:
-        names = ", ".join(map(repr, columns))
+        names = ", ".join(map(repr, members))
         raise ArgumentError(f"flatten must be a key or index of the samples, got {shown(flatten)}. They have {names}.")
     for number, images in enumerate(lists):
         if not isinstance(images, tuple | list):
@@ -189,7 +189,7 @@ def _image_likeness(value: Any) -> int:
     return 2 if isinstance(value, bytes | bytearray) else int(not isinstance(value, int | float | np.generic | Tensor))
 
 
-def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
+def _values_by_name(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
     """Return name → values in all samples, for each member of the first sample.
 
     Raises:

@@ -89,14 +89,14 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
         first = as_stored(images[0], None, positions[0])
         others = zip(images[1:], positions[1:], strict=True)
         checked_images = [first, *(as_stored(image, first, position) for image, position in others)]
-        count = first.shape[2]
+        num_channels = first.shape[2]
         dtype = first.dtype
     else:
         checked_images = [
             with_channels(image, channels, convert=convert, position=position)
             for image, position in zip(images, positions, strict=True)
         ]
-        count = channels
+        num_channels = channels
         dtype = np.dtype(np.uint8)
     sizes = sizes_of(checked_images)
     if (sizes >= SIDE_LIMIT).any():
@@ -106,7 +106,7 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
             f"Images must have sides of fewer than 2**24 pixels, got {height}x{width} in {positions[largest_index]}. "
             "Split the image in the dataset."
         )
-    ends = sizes.prod(1).cumsum() * count
+    ends = sizes.prod(1).cumsum() * num_channels  # end of each image in the buffer
     if ends[-1] >= ELEMENTS_LIMIT:
         overflowing = int(np.searchsorted(ends, ELEMENTS_LIMIT))
         raise ArgumentError(
@@ -118,10 +118,10 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
     flat = data.numpy()
     start = 0
     for image, (height, width), end in zip(checked_images, sizes.tolist(), ends.tolist(), strict=True):
-        shape = (count, height, width) if is_planar else (height, width, count)
+        shape = (num_channels, height, width) if is_planar else (height, width, num_channels)
         target = flat[start:end].reshape(shape)
         copy_pixels(image, target.transpose(1, 2, 0) if is_planar else target)
         start = end
     offsets_and_sizes = allocate_tensor((len(checked_images), 3), torch.int64)
-    offsets_and_sizes.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])
-    return Ragged(data, offsets_and_sizes, Shapes(sizes, count, "chw" if is_planar else "hwc", frames=frames))
+    offsets_and_sizes.numpy()[:] = np.column_stack([ends - sizes.prod(1) * num_channels, sizes])
+    return Ragged(data, offsets_and_sizes, Shapes(sizes, num_channels, "chw" if is_planar else "hwc", frames=frames))

@@ -83,23 +83,23 @@ class DrawsAhead:
         self.num_returned = 0
         """Number of results of ``next`` that the training loop has received: batches, and an error or the end."""
 
-    def read_first(self, read: Callable[[], list[Any]]) -> list[Any]:
-        """Return ``read()``, which reads the first items of a sampler, and find out if they draw from global generators.
+    def read_first(self, read_items: Callable[[], list[Any]]) -> list[Any]:
+        """Return ``read_items()``, the first items of a sampler, and find out if they draw from global generators.
 
         Call on the thread that may draw from global generators.
         """
         if not self._is_custom:
-            return read()
+            return read_items()
         before = host_states()
-        items = read()
+        items = read_items()
         # Within a stage, the stage holds the lock, and the numbers of the sampler belong to the stage.
         self._draws_globally = before != host_states() and not generator_lock.in_context
         return items
 
-    def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
-        """Return ``read()``, which reads the item with index ``item`` of the sampler. Return an empty list after ``stop``."""
+    def read(self, item: int, read_items: Callable[[], list[Any]]) -> list[Any]:
+        """Return ``read_items()``, which reads the sampler's item with index ``item``. Return an empty list after ``stop``."""
         values_before = [variable.get() for variable in self.variables]
-        items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._draws_globally else read()
+        items = generator_lock.draw_unless(lambda: self._is_stopped, read_items) if self._draws_globally else read_items()
         for variable, before in zip(self.variables, values_before, strict=True):
             after = variable.get()
             if not _equal(before, after):
@@ -172,7 +172,9 @@ def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, t
 
 
 class EpochIndices(Iterator[Any]):
-    """Sampler of a ``DataLoader`` for one epoch, and its iterator. It reads the user's sampler, and records generators' states.
+    """Sampler that replaces the user's in a ``DataLoader`` for one epoch, and the iterator of this sampler.
+
+    It reads the user's sampler, and records the states of generators.
 
     Args:
         source: ``IndexedSource`` of the loader.
@@ -244,7 +246,7 @@ class EpochIndices(Iterator[Any]):
         order = saved.get("order", {})
         num_compared = order.get("batches", 0)
         try:
-            if start.worker_seed is not None:
+            if start.worker_seed is not None:  # the order is drawn from saved states, if there are any
                 set_states(self.generators, saved.get("generators", {}))
                 self._source.epochs = saved.get("epochs", {})
                 self._iterate()
@@ -259,6 +261,7 @@ class EpochIndices(Iterator[Any]):
         self.start_state = self._source.state(self._states, self._epochs)
         _open.add(self)
         if self._error is None:
+            # Another rank has another order.
             is_same_rank = saved.get("rank") == self.start_state["rank"]
             self._has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
             for _ in range(min(start.batches, len(self._read_ahead))):
@@ -271,7 +274,8 @@ class EpochIndices(Iterator[Any]):
             length = len(self)
         with self._lock:
             try:
-                for index in range(len(self._checksums) - 1, length + 1):  # the last index reads the end
+                # From the first item that was not read. The last index reads the end.
+                for index in range(len(self._checksums) - 1, length + 1):
                     items = self.draws_ahead.read(index, partial(self._read, 1))
                     self._read_ahead.extend(items)
                     if not items:

@@ -1,16 +1,17 @@
 """``Feed``: source of a loader's batches, which arrive in *slots* of a *ring*, or as the wrapped loader returns them.
 
-The ring is shared, page-locked memory, divided into slots for one batch each. Worker processes of a ``DataLoader`` write their
-batches into slots, and send an error in place of a batch that cannot be sent (``gpuaug.feed.worker``). To this end, the feed
-iterates a *proxy* of the user's loader, which shares the attributes of the loader, except the attributes with which it starts
-workers, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their iterator is an attribute of
-the proxy.
+The ring is shared, page-locked memory, divided into slots for one batch each. Slots that were added together are a
+*generation*. A worker process of a ``DataLoader`` writes a batch into a slot, and sends a *description* of the batch: the slot,
+and the positions of the tensors in it. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). To
+this end, the feed iterates a *proxy* of the user's loader, which shares the attributes of the loader, except the attributes
+with which it starts workers, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their
+iterator is an attribute of the proxy.
 
-A loader that overrides how a ``DataLoader`` is iterated may read, keep and change batches. So it receives batches, not their
+A subclass of ``DataLoader`` that overrides the iteration may read, keep and change batches. So it receives batches, not
 descriptions, and a slot is in use until all tensors in the slot have been deleted.
 
-Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
-does not wait for the driver to copy from pageable memory.
+A source without workers is read on a background thread. Unless the first batch is page-locked, this thread copies batches into
+slots (*staging*). Otherwise the training thread would wait for the driver to copy from pageable memory.
 """
 
 import errno
@@ -85,7 +86,7 @@ class Feed:
         self.loader: Any = loader
         """The wrapped loader."""
         self._device = device
-        self._page_locks = device.type == "cuda"
+        self._uses_cuda = device.type == "cuda"
         self._requires_ring = feed == "ring"
         self._budget_bytes = default_budget_bytes() if feed_bytes is None else feed_bytes
         self._begin_with = begin_with
@@ -111,8 +112,8 @@ class Feed:
         """Thread of the last iteration that used the ring."""
         self._staging = threading.Event()
         """Event that is set if batches of a source without workers are copied into slots. The background thread reads it."""
-        if not self._page_locks:
-            self._staging.set()  # on CUDA, after ``prepare`` has found that the first batch is not page-locked
+        if not self._uses_cuda:
+            self._staging.set()  # on CUDA, ``prepare`` sets the event if the first batch is not page-locked
         self._checked_pinning = False
         """Whether ``prepare`` has checked if the first batch of a source without workers is page-locked."""
 
@@ -146,10 +147,10 @@ class Feed:
             Exception: Any error of ``iter(loader)``.
             GpuAugError: If ``feed`` is ``"ring"`` and the memory of the ring cannot be allocated.
         """
-        spare_forked_children()
+        spare_forked_children()  # from the deletion of CUDA objects, before this iteration starts workers
         workers = _workers_of(self.loader)
         if self._process != os.getpid():
-            # In a forked process, the ring and the workers belong to the parent. Freeing the iterator would end the workers.
+            # In a forked process, the ring and the workers belong to the parent. Deleting the proxy would end the workers.
             self._objects_of_parent = (self._objects_of_parent, self._proxy)
             self._process = os.getpid()
             self._proxy = self._ring = None
@@ -162,15 +163,17 @@ class Feed:
         begin: BeginFunction = partial(self.source.begin, start=start)
         if self._begin_with is not None:
             begin = partial(self._begin_with, begin)
-        receive: Receive | None = None
+        receive: Receive | None = None  # converts what the loader returns to (batch, slot)
         if ring is not None:
             receive = partial(_receive_from_worker if workers else partial(_receive_staged, self._staging), ring, self._device)
         iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
+        # Draws of the sampler that is read ahead, a new object for this iteration if the source reads a sampler. Accelerate
+        # (``begin_with``) would read one batch ahead, too, so one item more counts as read before the first ``next``.
         iteration.draws_ahead = self.source.draws_ahead
-        iteration.draws_ahead.items_before_first += self._begin_with is not None  # Accelerate reads one batch ahead
+        iteration.draws_ahead.items_before_first += self._begin_with is not None
         if ring is not None:
             if self._ring_iterator is not None and not _overrides_iteration(self.loader):
-                # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
+                # Persistent workers have finished the batches of the last epoch, so they write into the newest slots only.
                 ring.release_old_generations()
             self._last_iteration = weakref.ref(iteration)
             self._last_thread = getattr(iteration, "thread", None)
@@ -210,6 +213,7 @@ class Feed:
     @property
     def _ring_iterator(self) -> Any:
         """Iterator of the wrapped loader whose persistent workers collate into the ring; ``None`` if none are running."""
+        # Other proxies have no ``_iterator`` of their own: they share the attribute of the user's loader.
         return self._proxy._iterator if self._proxy is not None and "_iterator" in type(self._proxy).__slots__ else None
 
     @property
@@ -222,7 +226,7 @@ class Feed:
 
         If the first batch of a source without workers is not page-locked, later batches are copied into slots.
         """
-        if not self._page_locks:
+        if not self._uses_cuda:
             return
         if pulled.slot is not None:
             pulled.slot.ring.page_lock(pulled.slot)
@@ -231,10 +235,10 @@ class Feed:
             if any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch)):
                 self._staging.set()
 
-    def read_until(self, pulled: Pulled, event: Event) -> None:
-        """Free the slot of a batch when ``event``, which was recorded after the copy of the batch, has passed."""
+    def free_after(self, pulled: Pulled, event: Event) -> None:
+        """Free the slot of a batch when ``event``, recorded after the copy of the batch, has passed. Does not wait."""
         if pulled.slot is not None:
-            pulled.slot.ring.read_until(pulled.slot, event)
+            pulled.slot.ring.free_after(pulled.slot, event)
             pulled.slot = None
 
     def free_read_slots(self) -> None:
@@ -253,17 +257,20 @@ class Feed:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
         if has_persistent_workers(self.loader):
             for iterator in (self.loader._iterator, self._ring_iterator):
-                for iteration in iterations_of(iterator):  # first: without workers, its next() would wait forever
+                for iteration in iterations_of(iterator):  # before the workers end, for which next() would wait forever
                     iteration.close()
                 end_workers(iterator)
             self.loader._iterator = self._proxy = None
 
     def _living_rings(self) -> list[Ring]:
+        """Return the current ring, and older rings that are still in use."""
         return [ring for reference in self._rings if (ring := reference()) is not None]
 
     def _slots_per_worker(self, depth: int) -> int:
+        """Return the number of slots per worker, or of a source without workers. ``depth``: see ``open``."""
         prefetch_factor = (getattr(self.loader, "prefetch_factor", None) or 2) if self.workers else 0
-        # Batches that wait for the training thread or are being copied, in addition to the batches that workers prefetch.
+        # In addition to batches that workers prefetch: batches that wait for the training thread (``QUEUED``), batches whose
+        # copy is queued on the device or being queued (``depth + 3``), and the batch that is read ahead for Accelerate.
         num_received = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetch_factor + 1 + math.ceil(num_received / max(self.workers, 1)))
 
@@ -273,7 +280,7 @@ class Feed:
         Raises:
             GpuAugError: Instead of the warning, if ``feed`` is ``"ring"``.
         """
-        mapped_bytes = MAX_GENERATIONS * self._budget_bytes
+        mapped_bytes = MAX_GENERATIONS * self._budget_bytes  # addresses for all generations of slots
         why = f"{mapped_bytes / 1e6:.1f} MB, {MAX_GENERATIONS} times feed_bytes, cannot be mapped ({error})"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             way_out = "Raise the limit of open files: ulimit -n."
@@ -296,9 +303,11 @@ def _start_workers(loader: Any, ring: Ring | None) -> Any:
 
     Only the workers of one iterator can write into the ring: workers of a second iterator have no slots.
     """
-    with sending_memfd():  # one thread at a time
+    # In the context, tensors are sent to new workers without /dev/shm. It admits one thread at a time, so that no two iterators
+    # get the ring.
+    with sending_memfd():
         memory = None
-        processes: list[weakref.ref[BaseProcess]] = []
+        processes: list[weakref.ref[BaseProcess]] = []  # filled when the workers start
         if ring is not None and not ring.has_writers:
             memory = ring.memory
             ring.writers = processes
@@ -310,24 +319,25 @@ def _start_workers(loader: Any, ring: Ring | None) -> Any:
             attributes |= {"collate_fn": collate, "pin_memory": False}
         iterator = type(loader)._get_iterator(proxy_of(loader, **attributes))
         if files is not None:
-            with suppress(AttributeError):  # an iterator of the user's, without attributes
+            with suppress(AttributeError):  # an iterator of the user's that accepts no attributes
                 iterator.opened_files = files
         return iterator
 
 
 def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | SlotsOfBatch | None]:
-    """Return (batch, slot) for a ``BatchInSlot`` from a worker, or (batch, slots) for a batch."""
+    """Return (batch, its slot) for a description from a worker; for a batch, (batch, slots in which its tensors may lie)."""
     if type(batch) is not BatchInSlot:
         return batch, ring.slots_of(batch)
-    was_too_large = any(can_be_stored(leaf) for leaf in batches.leaves(batch.batch))
+    is_too_large = any(can_be_stored(leaf) for leaf in batches.leaves(batch.batch))  # tensors that did not fit into the slot
     slot_batch, slot = ring.batch_and_slot(batch)
-    if was_too_large:  # some tensors did not fit into the slot
+    if is_too_large:
         ring.make_room(slot_batch)
     return _for_device(device, slot_batch, slot)
 
 
 def _receive_staged(staging: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
+    # 0: the index of this thread, the only writer. Without a free slot, or if no tensor fits, the batch itself is returned.
     writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
     description = batch if writer is None else describe_or_free_slot(batch, writer)
     return _for_device(device, *ring.batch_and_slot(description)) if type(description) is BatchInSlot else (batch, None)
@@ -347,7 +357,7 @@ def _workers_of(loader: Any) -> int:
 
 
 def _overrides_iteration(loader: Any) -> bool:
-    """Return whether the class of a ``DataLoader`` overrides how it is iterated."""
+    """Return whether the class of a ``DataLoader`` overrides the iteration of torch, and of torchdata."""
     return not (uses_iteration_of(loader, DataLoader) or keeps_state(loader))
 
 
@@ -363,7 +373,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
         return ""
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
-    if sends_states(loader):
+    if sends_states(loader):  # a loader of torchdata
         return "persistent workers hold the state of the loader" if loader.persistent_workers else ""
     if loader.num_workers and runs_workers(loader):
         return "the loader's workers are running already"

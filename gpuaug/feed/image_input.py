@@ -133,7 +133,7 @@ def refuse(value: Any, position: str) -> NoReturn:
             if floating:
                 way_out = "Remove the conversion to float, such as ToTensor, from the dataset, and convert in gpuaug.fuse."
             else:
-                way_out = _way_out_of_depth(str(value.dtype).removeprefix("torch.") in ("uint16", "int16"))
+                way_out = _depth_advice(str(value.dtype).removeprefix("torch.") in ("uint16", "int16"))
             raise ArgumentTypeError(f"Images must be uint8, got {value.dtype} in {position}. {way_out}")
         if is_clip(value):
             _refuse_mixture(value, position)
@@ -147,7 +147,7 @@ def refuse(value: Any, position: str) -> NoReturn:
     )
 
 
-def _way_out_of_depth(has_16_bits: bool) -> str:
+def _depth_advice(has_16_bits: bool) -> str:
     """Return the advice for an image of more than 8 bits."""
     if has_16_bits:
         return "Pack such images without conversion: functools.partial(gpuaug.collate_ragged, channels=None)."
@@ -222,7 +222,7 @@ def _pil_with_channels(image: Any, channels: Channels, *, convert: bool, positio
     if image.mode.startswith(_DEEP_MODES):
         raise ArgumentError(
             f"Images must have 8 bits per channel, got {_image_text(image)} in {position}. "
-            f"{_way_out_of_depth(image.mode in _STORED_MODES)}"
+            f"{_depth_advice(image.mode in _STORED_MODES)}"
         )
     mode = _PIL_MODES[channels]
     if image.mode != mode and not convert:

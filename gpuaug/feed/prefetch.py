@@ -61,7 +61,7 @@ _log = logging.getLogger("gpuaug")
 
 
 class FeedIterator:
-    """One iteration over the wrapped loader, which is read on the training thread. For a list or tuple.
+    """One iteration over a list or tuple, which the training thread reads. Base class of ``ThreadFeedIterator``.
 
     Args:
         loader: The wrapped loader.
@@ -104,19 +104,19 @@ class FeedIterator:
         return self._end_message is None
 
     def refill(self) -> None:
-        """Let the thread pull one batch for each batch that ``get`` has returned.
+        """Let the background thread, if there is one, pull one batch for each batch that ``get`` has returned.
 
         Call after the batches have been launched: pulling competes with launches for the interpreter's lock.
         """
 
-    def take_over(self) -> None:
+    def end_for_newer(self) -> None:
         """End this iteration because a newer one reads the same iterator."""
         self._end_message = _WORKERS_TAKEN_OVER if has_persistent_workers(self.loader) else _SOURCE_TAKEN_OVER
 
     def close(self) -> None:
         """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
         self._end_message = self._end_message or _CLOSED
-        self.loader = self.iterator = iter(())
+        self.loader = self.iterator = iter(())  # drops the references to the user's objects
         self._pull = partial(Pulled, ended=True)  # the previous function holds the iterator
 
     def _get(self, block: bool) -> Pulled | None:
@@ -138,9 +138,9 @@ class ThreadFeedIterator(FeedIterator):
         _open.add(self)  # before the thread reads, so that iterations_of finds this iteration
         self.thread.start()
 
-    def take_over(self) -> None:
+    def end_for_newer(self) -> None:
         """End this iteration because a newer one reads the same iterator. Waits until the loader's ``next`` returns."""
-        super().take_over()
+        super().end_for_newer()
         self.draws_ahead.stop()
         self._mailbox.close()
         self.thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
@@ -189,9 +189,9 @@ def open_feed_iterator(
         Exception: Any error of ``begin``.
     """
     if has_persistent_workers(loader):
-        _take_over(iterations_of(getattr(loader, "_iterator", None)))
+        _end_for_newer(iterations_of(getattr(loader, "_iterator", None)))
     iterator, read_state = begin(loader)
-    _take_over(iterations_of(iterator))  # a generator returns itself from iter()
+    _end_for_newer(iterations_of(iterator))  # a generator returns itself from iter()
     iterator_type = FeedIterator if type(loader) in {list, tuple} else ThreadFeedIterator
     return iterator_type(loader, iterator, make_pull(iterator, read_state, current_stream, receive), read_state(None))
 
@@ -205,10 +205,10 @@ _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
 """Iterations with a thread, of all loaders in this process: two loaders may wrap the same ``DataLoader``."""
 
 
-def _take_over(iterations: Iterable[FeedIterator]) -> None:
+def _end_for_newer(iterations: Iterable[FeedIterator]) -> None:
     """End iterations because a newer iteration takes over their iterator."""
     for iteration in list(iterations):
-        iteration.take_over()
+        iteration.end_for_newer()
 
 
 class _ThreadSettings:
@@ -259,8 +259,8 @@ def make_pull(
     return pull
 
 
-def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], box: Mailbox) -> Callable[[], None]:
-    """Return the function that the thread runs: it pulls batches into ``box`` until the end or until the box is closed."""
+def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], mailbox: Mailbox) -> Callable[[], None]:
+    """Return the function that the thread runs: it pulls batches into ``mailbox`` until the end, or until ``close``."""
 
     def run() -> None:
         is_feed_thread.set(True)
@@ -268,7 +268,7 @@ def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], b
             settings.apply()  # after entering inference mode, which changes the grad mode
             ended = False
             pull_s = 0.0
-            while not ended and box.wait_for_permit(pull_s):
+            while not ended and mailbox.wait_for_permit(pull_s):
                 try:
                     item = pull()
                 except BaseException as error:  # raised on the training thread, by next()
@@ -276,20 +276,20 @@ def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], b
                     item = Pulled(error=error, ended=True)
                 ended = item.ended
                 pull_s = item.start_and_end_s[1] - item.start_and_end_s[0]
-                box.put(item)
+                mailbox.put(item)
                 del item  # otherwise the variable would keep a batch alive during the wait for the next permit
 
     return run
 
 
-def _stop(box: Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
+def _stop(mailbox: Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
     """End the pulling thread. Waits at most ``STOP_S`` for the end of the wrapped loader's ``next``."""
-    box.close()
+    mailbox.close()
     # The garbage collector may call this function on the pulling thread, which cannot join itself.
     attempts = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1
     for _ in range(attempts):
         if thread.is_alive():
-            wake(iterator)
+            wake(iterator)  # lets a waiting next() of a DataLoader return
             thread.join(WAKE_S)
     if attempts and thread.is_alive():
         _log.warning("The wrapped loader is still inside next() after %.0f s. Its thread ends when next() returns.", STOP_S)

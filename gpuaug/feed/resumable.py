@@ -1,4 +1,4 @@
-"""``Source``: adapter of a wrapped loader, which begins and resumes its epochs.
+"""``Source``: adapter that begins and resumes the epochs of a wrapped loader.
 
 ``IndexedSource`` resumes an epoch at a later batch without loading earlier batches, for lists and for a ``DataLoader`` *by
 index*, that is, with a map-style dataset. The order of an epoch depends on the sampler and on the generators from which the
@@ -81,7 +81,7 @@ class Source:
         """Begin an epoch. Call on the thread that may draw from torch's global generator.
 
         Args:
-            loader: The user's loader, or a copy of it.
+            loader: The user's loader, or its proxy, a second object with other attributes for workers.
             start: Start of the epoch, as returned by ``load``.
 
         Returns:
@@ -184,16 +184,16 @@ class IndexedSource(Source):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
-        self._by_index = isinstance(loader, DataLoader)
-        self._dataset: Any = loader.dataset if self._by_index else loader
-        self.sampler: Any = index_sampler(loader) if self._by_index else None
+        self._is_dataloader = isinstance(loader, DataLoader)
+        self._dataset: Any = loader.dataset if self._is_dataloader else loader
+        self.sampler: Any = index_sampler(loader) if self._is_dataloader else None
         """Batch sampler of the loader, or its sampler if it has no batch sampler."""
         # An epoch cannot be resumed with in_order=False, because the batches that were processed may not be the first of the
         # epoch, or if the sampler is an iterator, because it can be iterated only once.
         self.has_state = self.begins_anywhere = getattr(loader, "in_order", True) and not isinstance(self.sampler, Iterator)
         names = [type(sampler).__name__ for sampler in (self.sampler, getattr(loader, "sampler", None))]
-        self._sampler_names = " of ".join(dict.fromkeys(names))
-        parts_by_path = parts(loader) if self._by_index else {}
+        self._sampler_names = " of ".join(dict.fromkeys(names))  # such as "BatchSampler of RandomSampler"
+        parts_by_path = parts(loader) if self._is_dataloader else {}
         self._parts_with_epoch = {
             path: part
             for path, part in parts_by_path.items()
@@ -216,7 +216,7 @@ class IndexedSource(Source):
         )
         self._worker_settings = {"persistent_workers": loader.persistent_workers} if order_depends_on_workers else {}
         self.variables = [
-            *generator_variables([loader, *samplers] if self._by_index else []),
+            *generator_variables([loader, *samplers] if self._is_dataloader else []),
             *(Variable(part, partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()),
         ]
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
@@ -229,7 +229,7 @@ class IndexedSource(Source):
         length = None
         with suppress(Exception):  # a dataset need not have a length
             length = len(self._dataset)
-        if not self._by_index:
+        if not self._is_dataloader:
             return {"batches": length}
         return {
             "samples": length,
@@ -344,7 +344,7 @@ class IndexedSource(Source):
         """Begin an epoch. Call on the thread that may draw from torch's global generator.
 
         Args:
-            loader: The user's loader, or a copy of it.
+            loader: The user's loader, or its proxy, a second object with other attributes for workers.
             start: Start of the epoch.
 
         Returns:
@@ -353,7 +353,7 @@ class IndexedSource(Source):
         Raises:
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
-        if not self._by_index:
+        if not self._is_dataloader:
             state = self.state()
             return islice(iter(loader), start.batches, None), lambda _ended: state
         indices = EpochIndices(self, start)
@@ -387,8 +387,8 @@ class IndexedSource(Source):
             # After the order was drawn, the DataLoader has drawn a seed for workers, even without workers. A resumed epoch
             # draws this seed from another generator, so these states restore the effect of the draw.
             indices.start_state["begun"] = states_of(self.generators)
-        prefetched = loader.num_workers * (loader.prefetch_factor or 0)
-        indices.draws_ahead.items_before_first = start.batches + iterator._num_yielded + prefetched
+        num_prefetched = loader.num_workers * (loader.prefetch_factor or 0)
+        indices.draws_ahead.items_before_first = start.batches + iterator._num_yielded + num_prefetched
         return iterator, lambda ended: indices.state(None if ended else start.batches + iterator._num_yielded)
 
 

@@ -205,7 +205,7 @@ class Ring:
             self._next_slot_bytes = 0
             slots = self._slots_within_budget(needed_bytes) if needed_bytes else 0
             if not (slots and needed_bytes > slot_bytes) and not (is_increased and slots > current_slots):
-                return
+                return  # neither larger nor more slots are needed, or they exceed the budget
             if newest_number < MAX_GENERATIONS:
                 self._add_generation(needed_bytes, slots)
             elif is_increased:
@@ -250,7 +250,7 @@ class Ring:
     def release_old_generations(self) -> None:
         """Release the memory of older generations to the system. Call when no worker writes into older slots any more."""
         for generation in range(1, self.memory.newest_generation()[0]):
-            start, slot_bytes, slots_per_worker = self.memory.generation(generation)
+            start, slot_bytes, slots_per_worker = self.memory.generation(generation)  # no slots if it was released earlier
             # A copy of the set, because another thread may be adding entries.
             if slots_per_worker and not any(used_generation == generation for used_generation, _ in self.slots_in_use.copy()):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
@@ -300,8 +300,8 @@ class Ring:
             stacklevel=2,
         )
 
-    def read_until(self, slot: Slot | SlotsOfBatch, event: Event) -> None:
-        """Keep a slot in use until ``event`` has passed, which was recorded after the copy from the slot."""
+    def free_after(self, slot: Slot | SlotsOfBatch, event: Event) -> None:
+        """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed. Does not wait."""
         # The slot is appended first. After an interrupt between the two lines, slots are freed too late, but never too early.
         self._slots.append(slot)
         self._events.append(event)

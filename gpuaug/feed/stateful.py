@@ -141,8 +141,9 @@ class StatefulSource(IndexedSource):
         state: Any = loader.next_iter_state
         extra_state = self.index_state(state)
         worker_seed = start.worker_seed
-        if extra_state is not None and state["_iterator_finished"]:
+        if extra_state is not None and state["_iterator_finished"]:  # the state is from the end of an epoch
             persistent = has_persistent_workers(loader)
+            # Only torchdata can load the state of a dataset in persistent workers, or of a stream.
             if self._dataset_has_state and (persistent or self._is_stream) and not self._is_of_hugging_face:
                 if persistent:
                     raise ArgumentError(
@@ -150,13 +151,15 @@ class StatefulSource(IndexedSource):
                         "True: torchdata's persistent workers read samples while they load the state. Leave "
                         "persistent_workers out in the StatefulDataLoader."
                     )
-            else:  # torchdata need not load the state
+            else:
                 if not self._is_stream and state.get("dataset_state") is not None:
                     loader.dataset.load_state_dict(state["dataset_state"])
                 self.restore_end(extra_state, same_order=start.same_order)
                 worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
                 state = extra_state = loader.next_iter_state = None
         self._resumed = state is not None
+        # ``IndexedSource`` reads the sampler, except to resume a state that was saved without gpuaug, or if torchdata has
+        # created the iterator already, to return its state.
         if self._records_order and (state is None) is (extra_state is None) and not loader._initial_iter_for_state_dict:
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
             iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
@@ -172,7 +175,7 @@ class StatefulSource(IndexedSource):
 
         def read_start(ended: bool | None) -> Any:
             """State at the beginning of the epoch, for a stream that is read again; at the end, the state of the end."""
-            additional_state["batches"] = max(dropped, iterator._num_yielded)
+            additional_state["batches"] = max(num_dropped, iterator._num_yielded)
             return read(True) if ended else state_at_start
 
         def read_new_stream(ended: bool | None) -> Any:
@@ -189,9 +192,9 @@ class StatefulSource(IndexedSource):
         if self._is_stream and begins_at_start and (must_reread or _has_no_stream_state(read(False))):
             # The state of an epoch that is read again is the state at its beginning, and the number of batches to drop, which
             # ``read_start`` writes to ``additional_state``.
-            dropped = 0 if extra_state is None else extra_state["batches"]
+            num_dropped = 0 if extra_state is None else extra_state["batches"]
             state_at_start = _without_streams(read(False) if state is None else state)
-            return drop_first(iterator, dropped + start.batches), _with_extra(read_start, read_extra)
+            return drop_first(iterator, num_dropped + start.batches), _with_extra(read_start, read_extra)
         is_new_stream = self._is_of_hugging_face and state is None
         return drop_first(iterator, start.batches), _with_extra(read_new_stream if is_new_stream else read, read_extra)
 
@@ -277,10 +280,10 @@ def _nodes(root: Any) -> list[Any]:
     """Return the nodes of a graph, the root first."""
     node_type = sys.modules["torchdata.nodes"].BaseNode
     nodes = [root]
-    for node in nodes:
+    for node in nodes:  # grows in the loop
         for value in vars(node).values():
             members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
-            nodes += [node for node in members if isinstance(node, node_type) and not any(node is known for known in nodes)]
+            nodes += [item for item in members if isinstance(item, node_type) and not any(item is known for known in nodes)]
     return nodes
 
 

@@ -120,7 +120,7 @@ class OpenedFiles:
     """
 
     def __init__(self, workers: int) -> None:
-        self._memory = Memory(FLAGS_OFFSET + workers * _ENTRY_BYTES)
+        self._memory = Memory(FLAGS_OFFSET + workers * _ENTRY_BYTES)  # after the header that a ring would have
 
     def record(self, worker: int) -> None:
         """Record the files that this process, a worker, opens from now on."""
@@ -144,7 +144,10 @@ class OpenedFiles:
 
 
 def opened_files(loader: Any) -> OpenedFiles | None:
-    """Return the memory for the workers of a ``DataLoader``; ``None`` without a ``timeout``, or where there are no memfds."""
+    """Return the memory for the workers of a ``DataLoader``; ``None`` without a ``timeout``, or on a system without memfds.
+
+    A memfd is an anonymous file in memory.
+    """
     return OpenedFiles(loader.num_workers) if loader.timeout > 0 and hasattr(os, "memfd_create") else None
 
 

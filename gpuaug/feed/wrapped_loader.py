@@ -110,6 +110,7 @@ def is_of_worker(error: BaseException) -> bool:
 def awaited_worker(iterator: Any) -> int | None:
     """Return the number of the worker whose batch an iterator of a ``DataLoader`` awaits; ``None`` if that is not known."""
     inner = inner_iterator(iterator)
+    # ``_task_info``: index of a batch → (worker, …). ``_rcvd_idx``: index of the batch that is awaited.
     worker: int | None = getattr(inner, "_task_info", {}).get(getattr(inner, "_rcvd_idx", None), (None,))[0]
     return worker
 

@@ -22,7 +22,7 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
     loaders of other classes. So a loader must be wrapped after the Trainer has replaced its sampler, which this callback does.
 
     When a run is resumed at the start of an epoch, the Trainer restores no state of a loader. So this callback calls
-    ``set_epoch`` of each training loader at the start of each epoch, also of a ``StreamedLoader`` from the user.
+    ``set_epoch`` of each training loader at the start of each epoch, also if the user has wrapped the loader.
 
     Args:
         train: Stages for training. ``None``: training loaders are not wrapped.
@@ -48,7 +48,7 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Replace ``strategy.process_dataloader`` by a function that also wraps each loader."""
         strategy = trainer.strategy
-        vars(strategy).pop("process_dataloader", None)  # the replacement of an interrupted run, which has not called teardown
+        vars(strategy).pop("process_dataloader", None)  # left by a run that was interrupted before teardown
         strategy.process_dataloader = partial(self._process_and_wrap, trainer, strategy.process_dataloader)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -56,7 +56,11 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
         vars(trainer.strategy).pop("process_dataloader", None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the epoch of a resumed run, also if the checkpoint was saved at the last batch of the previous epoch."""
+        """Set the epoch of a resumed run.
+
+        The Trainer does not call ``on_train_epoch_start`` first if the checkpoint is from within an epoch, or from its last
+        batch.
+        """
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

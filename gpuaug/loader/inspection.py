@@ -106,7 +106,7 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     shared = loader._shared
     stats = shared.stats
     variables = generator_variables(parts(loader.loader).values())
-    read_open_to_end(variables)
+    read_open_to_end(variables)  # otherwise open iterations would go on drawing from the generators meanwhile
     with generator_lock:  # within a stage of another thread, the global generators have the states of the stage
         generator_states = [(variable, variable.get()) for variable in [*variables, *_global_generators(loader.device)]]
     dataset: Any = getattr(loader.loader, "dataset", None)

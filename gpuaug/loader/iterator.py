@@ -83,7 +83,8 @@ class PipelinedIterator:
         """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
         self._max_submitted = max([int(cached is not None), *(stage.max_submitted for stage in bound_stages)])
-        """Maximum number of batches that are submitted and not yet launched."""
+        """Maximum number of batches that are submitted and not yet launched. With a feature cache at least 1, because rows are
+        separated from images when a batch is submitted."""
         self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
         """Whether stages may run concurrently.
 
@@ -102,7 +103,7 @@ class PipelinedIterator:
         )
 
     def without_rows(self, host_batch: Batch) -> Batch:
-        """Return a batch with the encoded images in place of ``Rows``. The iterator must not use the feature cache."""
+        """Return a batch with encoded images in place of ``Rows``, the rows of a feature cache, which must not be in use."""
         return host_batch if self._cached is None else self._cached.take(host_batch)[0]
 
     def check_process(self) -> None:
@@ -292,7 +293,7 @@ class PipelinedIterator:
             return self._launch_next
         if not self.ended and len(self.launched_batches) + len(submitted) < max_launched + max_submitted:
             pulled = self._pull()
-            if pulled is not None and not (pulled.ended and pulled.error is None):
+            if pulled is not None and not (pulled.ended and pulled.error is None):  # an error takes the place of a batch
                 return partial(self._submit, pulled)
         # The training thread may wait only for the batch that is handed over next.
         return self._launch_next if submitted and not self.launched_batches else None
@@ -418,7 +419,7 @@ class PipelinedIterator:
                 source_lane = loader_lane if copied.has_resident_objects else None
             batch = copied.batch if cached_batch is None else cached_batch.begin(copied.batch)
             ready = lane.record_event()
-            feed.read_until(pulled, ready)  # frees the slot when the copy has ended
+            feed.free_after(pulled, ready)
             concurrent = self._concurrent and not self._is_first_batch and self._cached is None
             branches = Branches(ready, concurrent=concurrent)
             for stage in self._bound_stages[submitted.skipped_stages :]:
@@ -459,7 +460,7 @@ class PipelinedIterator:
             if end_event is None:  # after an error or an interrupt, the lane may have work with no event after it
                 submitted.abandon()  # otherwise threads could read from the slot after it was freed
                 end_event = lane.record_event() if branches is None else branches.join(lane, new_event=True)
-                feed.read_until(pulled, end_event)
+                feed.free_after(pulled, end_event)
                 if source_lane is not None:
                     source_lane.wait(end_event)
             if read_by_stages:

@@ -153,6 +153,7 @@ class StreamedLoader:
     def __getstate__(self) -> tuple[Any, ...]:
         """Return the settings and the position. An unpickled loader creates new threads, workers and memory."""
         settings = {**self._settings, "loader": without_iterator(self._loader), "stages": self.stages, "depth": self.depth}
+        # Attributes that the user or a framework has added.
         user_attributes = {name: vars(self)[name] for name in vars(self).keys() - self._constructor_attributes}
         return settings, self._shared.progress.position_state_of_copy, user_attributes
 

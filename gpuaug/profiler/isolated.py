@@ -1,6 +1,7 @@
 """Times of the *parts* of the work on a batch, each measured alone: the copy, each stage and the training step.
 
-A part runs on its *lane*, a CUDA stream of the loader. *Eager* means without a CUDA graph.
+A part runs on its *lane*, a CUDA stream of the loader. *Eager* means without a CUDA graph. A ``Work`` is a function that queues
+the work of one batch on the device. A ``BoundStage`` is a stage together with its lane.
 """
 
 import copy
@@ -45,7 +46,7 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
     consumer = lanes.consumer()
 
     def on_lane(work: Work) -> Work:
-        """Return ``work``, after which the current stream is current again."""
+        """Return a function that calls ``work``, which may make a lane current, and then restores the current stream."""
 
         def run() -> Any:
             with lanes.launching(consumer):
@@ -74,7 +75,7 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
     batch = copy_work()
     synchronize(device)
     for bound, stage in inspection.stages:
-        if isinstance(stage, DecodeStage):
+        if isinstance(stage, DecodeStage):  # measured above
             continue
         repeated = RepeatedBatch(bound.read(batch))
         work = stage_work(bound, repeated)
@@ -110,7 +111,7 @@ class _RepeatedDecoding:
     def next(self, stage_index: int) -> None:
         """Submit the batch to the stage at ``stage_index``, then wait for the oldest submitted batch."""
         self._lanes.copy.make_current()
-        while len(self._submitted) <= BoundDecode.max_submitted:
+        while len(self._submitted) <= BoundDecode.max_submitted:  # as many batches as the loader submits ahead
             stage = self._stages[stage_index]
             self._submitted.append(stage.submit(self._batch, self._iterator_state, next(self._positions), self._stages))
         batch, work = self._submitted.popleft()
@@ -121,6 +122,7 @@ class _RepeatedDecoding:
         self._lanes.copy.make_current()
         batch = self._batch
         for bound in self._stages:
+            # Without later stages, (), there is no crop for which a window would suffice.
             batch, work = bound.submit(batch, self._iterator_state, Position(0, 0, 0, 0), ())
             batch = batch if work is None else work.collect(batch)
         return batch
@@ -166,14 +168,17 @@ def _part(name: str, work: Work, *, device: torch.device, tracing: bool, **field
 
 
 def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Position], iterator_state: dict[str, Any]) -> Any:
-    """Run a stage on its lane, on the repeated values that it reads, at the next position. Return the result of the stage."""
+    """Run a stage on its lane, with the values of ``repeated`` as input, at the next position. Return the stage's result."""
     bound.lane.make_current()
     values = repeated()
     return bound.run(values, bound.lane.record_event(), next(positions), iterator_state)
 
 
 def _positions(seed: int) -> Iterator[Position]:
-    """Yield the positions of consecutive batches, without end: each call of a stage draws other random numbers."""
+    """Yield the positions (seed, epoch, rank, batch index) of consecutive batches, without end.
+
+    At each position, a stage draws other random numbers.
+    """
     position = Position(seed, 0, 0, 0)
     while True:
         yield position

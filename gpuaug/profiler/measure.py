@@ -1,6 +1,7 @@
 """Measurements of one part of a training loop: its time, its work on the device, and its host synchronisations.
 
-The *host* is the CPU with the thread that calls the part. A *launch* is a call of the host that queues work on the device.
+The *host* is the CPU, where a thread calls the part. A *launch* is a call by which this thread queues a kernel, a copy or a
+CUDA graph on the device.
 """
 
 import json
@@ -71,11 +72,12 @@ def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, 
     Args:
         work: Function to call.
         device: Device on which the function queues its work.
-        repeats: Number of calls per measurement.
+        repeats: Number of calls that are timed one by one for the host time, and number of successive calls in each of three
+            measurements of the wall time.
 
     Returns:
-        (wall, host): time from one call to the next, in calls without a pause; and time that the host takes for a call while
-        the device is idle. On a CPU, they are the same.
+        (wall time, host time), per call. Wall time: of successive calls, until the device has finished all of them. Host time:
+        until a call returns that began on an idle device. On a CPU, both are the time of a single call.
     """
     host_ms = []
     for _ in range(repeats):
@@ -101,6 +103,7 @@ def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
     if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     synchronize(device)
+    # acc_events=True: torch does not warn that it clears the events of earlier cycles, which do not exist here.
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(_TRACED_CALLS):
             work()
@@ -125,12 +128,13 @@ def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
         calls: Number of calls in the trace.
     """
     busy_us = 0.0
-    end = 0.0  # latest end of the events so far: of events that overlap, the time is counted once
+    end = 0.0  # latest end of the events so far. Time in which several events overlap is counted once
     categories = {"kernel", "gpu_memcpy", "gpu_memset"}
     for event in sorted((event for event in events if event.get("cat") in categories), key=lambda event: float(event["ts"])):
         event_end = event["ts"] + event["dur"]
         busy_us += max(0.0, event_end - max(end, event["ts"]))
         end = max(end, event_end)
+    # Names of launches: cudaLaunchKernel, cudaGraphLaunch, cudaMemcpyAsync …
     launches = sum(
         event.get("cat") in {"cuda_runtime", "cuda_driver"} and any(word in event["name"] for word in ("Launch", "Async"))
         for event in events
@@ -155,10 +159,10 @@ def link_gb_per_s(lanes: Lanes) -> float | None:
 
     Copies of 64 MB run on the copy lane, the CUDA stream on which the loader copies batches.
     """
-    if lanes.in_line:
+    if lanes.in_line:  # the device has no CUDA streams
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cpu").pin_memory()
-    consumer = lanes.consumer()
+    consumer = lanes.consumer()  # the current stream, which ``launching`` makes current again
     event_pairs = []  # (event before a copy, event after it)
     with lanes.launching(consumer):
         lanes.copy.make_current()

@@ -127,6 +127,7 @@ class _Profile:
         """Maximum number of batches that were loaded and not yet trained on."""
 
     def run(self) -> Report:
+        """Measure the loops and the parts, and return the report."""
         _log.info("gpuaug.profile: warm-up")
         with closing(self._batches):
             self._warm_up(self._ahead, self._queued + 4)
@@ -134,7 +135,7 @@ class _Profile:
             self._step(repeated())
             loops: dict[str, Callable[[], float]] = {"load": self._time_loader, "streamed": self._time_streamed}
             if not self._lanes.in_line and self._loader.stages:
-                loops["step first"] = step_first(self._device)(self._time_streamed)
+                loops["step first"] = step_first(self._device)(self._time_streamed)  # a decorator: the loop has priority
             loops |= {"in line": self._time_in_line, "cached": lambda: self._time_on_device(lambda: self._step(repeated()))}
             windows: dict[str, list[float]] = {name: [] for name in loops}
             for round_ in range(self._rounds):
@@ -142,12 +143,12 @@ class _Profile:
                 for name, measure in loops.items():
                     windows[name].append(measure())
             _log.info("gpuaug.profile: parts of the step")
-            host_batch, pageable = self._cloned_host_batch()
+            host_batch, pageable_bytes = self._cloned_host_batch()
             spans = self._record_spans()
         synchronize(self._device)
         isolated = measure_parts(self._inspection, host_batch, lambda: self._step(repeated()))
         parts = [Part(LOAD, Spread.of(windows["load"])), *isolated]
-        # The step was also measured in whole windows, which are more accurate than a few calls.
+        # The step, the last part, was also measured in whole windows, which are more accurate than a few calls.
         step = Spread.of(windows["cached"])
         parts[-1] = replace(parts[-1], wall=step, host=step if self._lanes.in_line else parts[-1].host)
         first_shown = (spans[0].batch if spans else 0) + self._ahead + 2  # without the batches that fill the pipeline
@@ -163,7 +164,7 @@ class _Profile:
             thread_ms=_thread_ms_by_part(spans),
             waits_for_loader_ms=tuple(self._waits_ms),
             batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_stored(tensor)),
-            pageable_bytes=pageable,
+            pageable_bytes=pageable_bytes,
             link_gb_per_s=link_gb_per_s(self._lanes),
             lanes=not self._lanes.in_line,
             settings={
@@ -180,7 +181,7 @@ class _Profile:
         return replace(report, verdict=tuple(verdict(report)))
 
     def _warm_up(self, depth: int, count: int = 4) -> None:
-        """Train on ``count`` batches, after the batches that the previous window has launched."""
+        """Train on the batches that the previous window has launched, at most ``_ahead``, and then on ``count`` batches."""
         for _ in range(self._ahead + count):
             self._step(self._batches.next(depth))
 
@@ -223,7 +224,7 @@ class _Profile:
         """
         if self._lanes.in_line:
             return self._time_on_host(run_batch)
-        consumer = self._lanes.consumer()
+        consumer = self._lanes.consumer()  # the current stream, on which the step runs
         first = consumer.record_event(timed=True)
         self._repeat(run_batch)
         last = consumer.record_event(timed=True)
@@ -251,10 +252,10 @@ class _Profile:
             self._window_batches += 1
 
     def _cloned_host_batch(self) -> tuple[Batch, int]:
-        """Return (clone of a host batch, its pageable bytes). Clones of page-locked tensors are page-locked."""
+        """Return (clone of a host batch, its pageable bytes, or 0 if they are few). Clones are page-locked as their sources."""
         pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
-        is_in_slot = bool(pulled.slot)
+        is_in_slot = bool(pulled.slot)  # in page-locked memory
 
         def cloned(leaf: Any) -> Any:
             if not can_be_stored(leaf):
@@ -264,14 +265,14 @@ class _Profile:
 
         clone = batches.map_leaves(batches.cached_by_id(cloned), pulled.batch)
         stored = [tensor for tensor in batches.tensors(clone) if on_gpu and can_be_stored(tensor)]
-        pageable = sum(tensor.nbytes for tensor in stored if not tensor.is_pinned())
-        return clone, pageable if pageable > PAGEABLE_WARN_BYTES else 0
+        pageable_bytes = sum(tensor.nbytes for tensor in stored if not tensor.is_pinned())
+        return clone, pageable_bytes if pageable_bytes > PAGEABLE_WARN_BYTES else 0
 
     def _feed_text(self) -> str:
         """Return the feed's ``repr``, or another text if an iterator of the user has the page-locked slots."""
         feed = self._inspection.feed
         stats = self._loader.stats()
-        if not feed.reason and feed.workers and not stats.slot_batches:
+        if not feed.reason and feed.workers and not stats.slot_batches:  # slots are possible, and no batch came in one
             return PLAIN_BESIDE_ITERATOR
         return repr(feed)
 
@@ -280,7 +281,7 @@ class _Profile:
         self._warm_up(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.with_hooks(recorder):
-            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):
+            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):  # with batches before and after those of the timeline
                 self._step(self._batches.next(self._ahead))
         synchronize(self._device)
         return recorder.spans()

@@ -52,7 +52,7 @@ class Recorder(Hooks):
                 # If a lane is passed, the device waits, not this thread.
                 self._record(THREAD, short_name, index, began_s, time.perf_counter(), waits=waits and lane is None)
                 if lane is not None and event is not None:
-                    row = CONSUMER if waits else lane.name
+                    row = CONSUMER if waits else lane.name  # only the stream that trains waits
                     self._device.append((row, short_name, index, event, lane.record_event(timed=True), waits))
 
     def on_pull(self, batch: int, began_s: float, ended_s: float) -> None:
@@ -60,7 +60,7 @@ class Recorder(Hooks):
         self._record(LOADER, "load", self._running_index(batch), began_s, ended_s)
 
     def on_hold_back(self, batch: int, waited_s: float) -> None:
-        """Record the wait of the training thread for the device."""
+        """Record the wait of the training thread for the device, on which too many batches were queued."""
         now_s = time.perf_counter()
         self._record(THREAD, "hold back", self._running_index(batch), now_s - waited_s, now_s, waits=True)
 

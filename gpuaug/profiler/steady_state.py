@@ -1,6 +1,7 @@
-"""Endless iteration over a loader, restarted at the end of each epoch, so that the profiler can time windows of batches.
+"""Endless iteration over a loader, for measurements in its steady state: an epoch that ends is followed by the next epoch.
 
-Batches are launched ahead (*streamed*), run without overlap (*in line*, ``depth=0``), or come from the wrapped loader alone.
+Batches are *streamed* (copy and stages of later batches are queued on the device ahead of the training step), run *in line*
+(``depth=0``, without overlap), or come from the wrapped loader alone.
 """
 
 import time
@@ -22,15 +23,15 @@ class EndlessBatches:
         self._has_yielded = False
         """Whether ``next`` has returned a batch."""
         self.epoch_start_s = 0.0
-        """Total time from the beginning of each epoch to its first batch, in seconds."""
+        """Total time from the end of an epoch to the first batch of the next epoch, in seconds."""
 
     def close(self) -> None:
         """End the current iterator."""
         self._iterator.close()
 
     def next(self, depth: int) -> Batch:
-        """Return the next batch, with ``depth`` batches launched ahead."""
-        consumer = self._inspection.lanes.consumer()
+        """Return the next batch, after launching (queueing on the device) up to ``depth`` later batches."""
+        consumer = self._inspection.lanes.consumer()  # the current stream, on which the training step runs
         self._iterator.depth = depth
         self._iterator.fill(consumer)
         if not self._iterator.launched_batches:
@@ -59,10 +60,11 @@ class EndlessBatches:
         feed_iterator = self._iterator.feed_iterator
         pulled = feed_iterator.get(block=True)
         feed_iterator.refill()
-        assert pulled is not None
+        assert pulled is not None  # because of block=True
         if pulled.error is not None:
             add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured alone.")
             raise pulled.error
+        # Workers may have read rows of a feature cache in place of encoded images.
         pulled.batch = None if pulled.ended else self._iterator.without_rows(pulled.batch)
         return None if pulled.ended else pulled
 
@@ -74,7 +76,7 @@ class EndlessBatches:
         self.epoch_start_s += time.perf_counter() - start
 
     def _begin(self, depth: int = 0) -> None:
-        """Begin the next epoch."""
+        """Begin the next epoch, with at most ``depth`` batches launched ahead."""
         self._iterator.close()
         self._iterator = self._inspection.begin(depth)
 

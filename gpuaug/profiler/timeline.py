@@ -95,13 +95,13 @@ class Timeline:
         """Return the spans in Chrome's trace event format. Overlapping spans of a lane are on several threads of the trace."""
         events = [_metadata("process_name", 0, name=self.title())]
         origin_ms = _origin(self)
-        used = 0  # number of threads of the trace so far
+        num_threads = 0  # in the trace so far
         for lane, spans in self.lanes().items():
-            first = used + 1
+            first_thread = num_threads + 1
             for span, sub_row in zip(spans, _sub_rows(spans), strict=True):
-                thread = first + sub_row
-                if thread > used:
-                    used = thread
+                thread = first_thread + sub_row
+                if thread > num_threads:
+                    num_threads = thread
                     events.append(_metadata("thread_name", thread, name=lane))
                     events.append(_metadata("thread_sort_index", thread, sort_index=thread))
                 # Rounded to nanoseconds, as viewers do, so that neighbouring spans do not overlap by a nanosecond.
@@ -176,7 +176,7 @@ def _metadata(name: str, thread: int, /, **args: Any) -> dict[str, Any]:
 
 
 def _sub_rows(spans: list[Span], slack_ms: float = 0.0) -> list[int]:
-    """Return the index of the first free sub-row for each span of a lane.
+    """Return, for each span of a lane, the index of the first sub-row that is free when the span starts.
 
     Args:
         spans: Spans of the lane, sorted by start.
@@ -192,6 +192,7 @@ def _sub_rows(spans: list[Span], slack_ms: float = 0.0) -> list[int]:
 
 
 def _drawing() -> AbstractContextManager[None]:
+    """Return the context in which matplotlib draws a timeline. It raises the error about a missing matplotlib."""
     return drawing("a timeline", ", or save as .json, which does not need it", _STYLE)
 
 
@@ -211,19 +212,19 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     sub_rows = [_sub_rows(spans, extent_ms / 2000) for spans in lanes.values()]
     heights = [1 + _NESTED * max(sub_rows_of_lane) for sub_rows_of_lane in sub_rows]
     tops = [sum(heights[:index]) for index in range(len(heights))]
-    rows = max(sum(heights), 2.0)
+    rows = max(sum(heights), 2.0)  # height of all lanes, in rows
 
-    em = size / 72
+    em = size / 72  # font size in inches
     labels = [shortened(lane, _MAX_LABEL) for lane in lanes]
-    left_in = max((text_width_in(label, size) for label in labels), default=0.0) + 2 * em
-    across_in = width_in - left_in - 1.5 * em
-    down_in = 3.4 * em * rows
+    left_in = max((text_width_in(label, size) for label in labels), default=0.0) + 2 * em  # for the names of lanes
+    across_in = width_in - left_in - 1.5 * em  # width of the axes
+    down_in = 3.4 * em * rows  # height of the axes
     above_in = 2.4 * em
     below_in = 4.2 * em
     height_in = above_in + down_in + below_in
     figure = Figure(figsize=(width_in, height_in))
     axes = figure.add_axes((left_in / width_in, below_in / height_in, across_in / width_in, down_in / height_in))
-    shortest = end * _MIN_BAR_PT / 72 / across_in
+    shortest = end * _MIN_BAR_PT / 72 / across_in  # smallest width of a bar, in the unit of time
     axes.set(xlim=(0, end + shortest), ylim=(rows, 0))  # the last bar may be drawn longer than its span
 
     for index, (spans, sub_rows_of_lane) in enumerate(zip(lanes.values(), sub_rows, strict=True)):
@@ -285,16 +286,16 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, sub_ro
     axes.add_patch(Rectangle((left, top), width, height, zorder=2, snap=False, **style))
     number = str(span.batch)
     name = span.name.removeprefix("stage/")
-    # Without the name if it is the name of the lane.
+    # The name of a span that is named after its lane is left out.
     candidates = (number,) if span.name == span.lane else (f"{name} {number}", number)
     text = next((text for text in candidates if text_width_in(text, size) + 0.5 * size / 72 <= room_in), None)
     if text is None:
         return
     red, green, blue = to_rgb(colour)
-    dark = span.waits or 0.299 * red + 0.587 * green + 0.114 * blue > 0.6
+    needs_dark_text = span.waits or 0.299 * red + 0.587 * green + 0.114 * blue > 0.6
     box = {"facecolor": style["facecolor"], "linewidth": 0, "boxstyle": "square,pad=0.12"} if span.waits else None
     axes.text(left + width / 2, top + height / 2, text, ha="center", va="center_baseline", fontsize=size,
-              color=INK if dark else "white", bbox=box, zorder=3)  # fmt: skip
+              color=INK if needs_dark_text else "white", bbox=box, zorder=3)  # fmt: skip
 
 
 def _bar_style(colour: str, waits: bool) -> dict[str, Any]:

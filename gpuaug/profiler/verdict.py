@@ -134,8 +134,8 @@ def _bound_by_decoder(report: Report) -> str:
     part = max((part for part in report.parts if part.kind in DECODING), key=lambda part: part.wall.median)
     other_ms = figure_text(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
     times = f"for {figure_text(part.wall.median)} ms per batch; the rest of the loop needs {other_ms} ms"
-    busy = {"engines": "the JPEG engines", "video engines": "the video engines"}.get(part.kind, "the host's cores")
-    return f"Bounded by decoding: {busy} are busy {times}. {_DECODING_ADVICE[part.kind]}"
+    processors = {"engines": "the JPEG engines", "video engines": "the video engines"}.get(part.kind, "the host's cores")
+    return f"Bounded by decoding: {processors} are busy {times}. {_DECODING_ADVICE[part.kind]}"
 
 
 _DECODING_ADVICE = {
@@ -223,8 +223,8 @@ def _gains_from_priority(report: Report) -> bool:
 
     All windows inside must be faster than all windows outside.
     """
-    streamed, first = report.streamed, report.step_first
-    return first is not None and first.high < streamed.low and streamed.median >= (1 + TOLERANCE / 5) * first.median
+    streamed, inside = report.streamed, report.step_first
+    return inside is not None and inside.high < streamed.low and streamed.median >= (1 + TOLERANCE / 5) * inside.median
 
 
 def _priority_sentences(report: Report) -> Iterator[str]:
@@ -253,8 +253,8 @@ def _encoder_sentences(report: Report) -> Iterator[str]:
         if overlap >= TOLERANCE:
             yield f"Encoding ({names}) and the step overlap by {overlap:.0%} of the shorter time: {times}."
         else:
-            is_full = report.device_ms >= (1 - 2 * TOLERANCE) * streamed
-            reason = "the device is busy all the time" if is_full else "the training thread queues the kernels of both"
+            is_device_busy = report.device_ms >= (1 - 2 * TOLERANCE) * streamed
+            reason = "the device is busy all the time" if is_device_busy else "the training thread queues the kernels of both"
             yield f"Encoding ({names}) and the step do not overlap, because {reason}: {times}."
     for part in encoders:
         if part.eager is None or part.eager.host is None or part.host is None:

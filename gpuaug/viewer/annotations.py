@@ -97,6 +97,7 @@ def overlay(
         ArgumentError: If the format of boxes cannot be drawn.
     """
     annotations = Annotations()
+    # ``valid``: bool per box, false for padding and for boxes outside of a crop.
     valid = next((_entry(value, sample, frame, 1) for value in row.targets_with("valid")), _NO_NUMBERS)
     tensors = [value for value in row.targets_with("class") if isinstance(value, Tensor)]
     # Classes of boxes are whole numbers (B, N). Other labels belong to the whole image.
@@ -111,10 +112,11 @@ def overlay(
         points = _entry(value, sample, frame, 2)
         annotations.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
     for value in row.targets_with("mask"):
+        # Label maps of a clip are (T, H, W); masks of objects are (N, H, W), or (T, N, H, W) for a clip.
         masks = _entry(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3)
         annotations.masks += _masks(masks) if masks.shape[-2:] == shape else ()
     for value in row.targets_with("targets"):
-        target = value[sample % len(value)]
+        target = value[sample % len(value)]  # a dict, or for a clip a list of dicts, one per frame
         _add_target(annotations, target if isinstance(target, Mapping) else target[frame or 0], shape, box_format, name_of)
     return annotations
 
@@ -201,6 +203,7 @@ def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> A
             "corners (n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
         )
     boxes = boxes.reshape(-1, 4)  # a sample without boxes may have shape (0,)
+    # ``vertices`` returns coordinates of pixel centres, which differ by 0.5.
     corners: Array = vertices(torch.from_numpy(boxes), TARGET_DICT_FORMATS[box_format], shape).numpy() + 0.5
     return corners
 

@@ -127,6 +127,7 @@ def _module_text(module: str, numbers: dict[str, float]) -> str:
         if (x, y) != (neutral, neutral):
             equal = stem == "scale" and x == y
             parts.append(f"{word} {_formatted(x)}" if equal else f"{word} {_formatted(x)}, {_formatted(y)}")
+    # The order in which channels are permuted.
     channels = [str(round(numbers.pop(name))) for name in list(numbers) if name.startswith(("channels_", "channel_idx_"))]
     parts += [" ".join(channels)] if channels else []
     if "lambda" in numbers:

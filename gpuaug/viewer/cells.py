@@ -1,6 +1,6 @@
 """Cells of the picture of ``show``. A *line* has one *cell* per sample. A *view* is one of several augmentations of a sample.
 
-There is one line per batch of images, before and after the stages, and per view.
+A ``Row`` is the images in one member of the batch, before or after the stages. There is one line per row and view.
 """
 
 import re
@@ -79,7 +79,7 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
         name = first_name if len(followed.before) == 1 else f"{row.path[-1]}, {first_name}"
         for number, images in enumerate(row.images, 1):
             lines.append(line_maker.line(row, images, 0, name if len(row.images) == 1 else f"{name} {number}"))
-    names = [_row_name(row) for row in followed.after]
+    names = [_row_name(row) for row in followed.after]  # may be equal; the name of the member is then added
     for row, row_name in zip(followed.after, names, strict=True):
         views = [(images, view) for images in row.images for view in range(_count_views(images, batch_size))]
         name = row_name if names.count(row_name) == 1 else f"{row.path[-1]}, {row_name}"
@@ -91,7 +91,7 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
 
 
 class _LineMaker:
-    """Creates the lines of one picture."""
+    """Creates the lines of one picture. ``before``: the first row before the stages, whose cells show the labels."""
 
     def __init__(self, trace: Trace, before: Row, batch_size: int, count: int, classes: Any) -> None:
         self._before = before
@@ -115,6 +115,7 @@ class _LineMaker:
             view: Index of the view in ``images``.
             name: Name of the line.
         """
+        # Value that stands for 1 in the images before the stages.
         largest = LARGEST.get(sample_of(row.stage_inputs[0][1], 0).dtype, 1) if row.stage_inputs else 1
         normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs], largest)
         cells = []
@@ -170,6 +171,7 @@ class _LineMaker:
             value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
+        # Transforms that get the labels, and may mix the labels of two samples.
         mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in (stage.selection.normalized_keys or ())]
         has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3

@@ -107,4 +107,4 @@ def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_i
 
 def _overlap(label: tuple[float, ...], other: tuple[float, ...]) -> bool:
     """Return whether two rectangles (x, y, width, height) overlap."""
-    return all(label[k] < other[k] + other[k + 2] and other[k] < label[k] + label[k + 2] for k in (0, 1))
+    return all(label[axis] < other[axis] + other[axis + 2] and other[axis] < label[axis] + label[axis + 2] for axis in (0, 1))

@@ -80,6 +80,7 @@ def _classes(loader: StreamedLoader) -> Any:
 
 
 def _title(trace: Trace, followed: FollowedImages, count: int) -> str:
+    """Return the title: number of samples, position of the batch, and the stages that are shown and left out."""
     position = trace.position
     size = count_of(followed.before[0].images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
@@ -94,7 +95,7 @@ def _figure(lines: Sequence[Line], title: str) -> "Figure":
     from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
-    blocks = -(-count // _MAX_COLUMNS)
+    blocks = -(-count // _MAX_COLUMNS)  # rounded up
     columns = -(-count // blocks)
     cell_in = _CELL_IN.get(columns, _MIN_CELL_IN)
     left_in = _MARGIN_IN + 2 * _LINE * _TEXT_PT / 72 + _GAP_IN
@@ -152,6 +153,7 @@ class _CellRow:
         width_in, height_in = figure.get_size_inches()
 
         def write(x: float, y: float, text: str, size: float, **style: Any) -> None:
+            """Write text at (x, y), in inches from the top left corner of the figure."""
             if text:
                 figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
                             **{"color": INK, "va": "top", **style})  # fmt: skip

@@ -1,6 +1,7 @@
 """Search for the images and targets (boxes, masks, keypoints, labels) in a batch, before and after each stage.
 
-A *data key* is Kornia's name for a type of input, such as ``mask``.
+A *data key* is Kornia's name for a type of input, such as ``mask``. *Target dicts* are torchvision's form of targets: a list
+with one dict per image. A *view* is one of several random augmentations of an image.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ _IMAGE_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_valu
 """Usual names of members that hold images."""
 
 _NON_IMAGE_DTYPES = (torch.bool, torch.int64, torch.complex64, torch.complex128)
+"""dtypes of masks, labels and spectra."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Row:
     path: MemberPath
     """Path of the images."""
     batch: Batch
+    """The batch before or after a stage, in which ``path`` and the paths of targets lead to members."""
     data_keys: Mapping[MemberPath, str] = field(default_factory=dict)
     """Path of a target → Kornia's data key."""
     stage_inputs: tuple[tuple[StageTrace, Images], ...] = ()
@@ -45,7 +48,7 @@ class Row:
 
     @property
     def images(self) -> list[Images]:
-        """Batches of images in the member: one, or one per view (random augmentation)."""
+        """Batches of images in the member: one, or one per view."""
         return images_of(get(self.batch, self.path))
 
     def targets_with(self, key: str) -> list[Any]:
@@ -81,20 +84,21 @@ def follow(trace: Trace) -> FollowedImages:
         target_members = [(source, result, key) for source, result, key in members if key not in (None, "input")]
         for source, result in _image_members(members, inputs):
             if source not in after and source not in before:
-                first = next(state for state in trace.states if images_of(get(state, source)))
-                before[source] = Row(source, first)
-            if not images_of(get(outputs, result)):
+                # Not always the batch as loaded: an earlier stage may have created the member.
+                first_state = next(state for state in trace.states if images_of(get(state, source)))
+                before[source] = Row(source, first_state)
+            if not images_of(get(outputs, result)):  # the result is something else, such as features
                 stages_without_images.append(stage.name)
                 break
             row = after.get(source) or before[source]
-            if source in before:
+            if source in before:  # the stage may name targets that no earlier stage has named
                 row_before = before[source]
                 keys_before = {path: key for path, _, key in target_members if get(row_before.batch, path) is not None}
                 before[source] = replace(row_before, data_keys={**row_before.data_keys, **keys_before})
             keys_after = {**row.data_keys, **{path: key for _, path, key in target_members}}
             images = images_of(get(inputs, source))[0]
             after[result] = Row(result, outputs, keys_after, (*row.stage_inputs, (stage, images)))
-    if not before:
+    if not before:  # no stage reads images: they are shown as loaded
         path = _search(trace.states[0])
         if path is None:
             raise ArgumentError(
@@ -135,7 +139,7 @@ def _channels_of(images: Images) -> int:
 
 
 def _members_like(batch: Batch, path: MemberPath) -> list[MemberPath]:
-    """Return ``path``, and the paths in the same container to as many images with as many channels, in order."""
+    """Return the paths, in the container of ``path``, to members with as many images with as many channels, in order."""
 
     def counts(value: Any) -> list[tuple[int, int]]:
         return [(count_of(images), _channels_of(images)) for images in images_of(value)[:1]]
@@ -236,12 +240,12 @@ def _members_read(selection: Selection, inputs: Batch, outputs: Batch) -> Iterat
         source = _search(inputs)
         if source is not None:
             keeps_path = bool(images_of(get(outputs, source)))
-            yield source, source if keeps_path else _search(outputs) or source, None
+            yield source, (source if keeps_path else _search(outputs) or source), None
         return
-    sources: list[MemberPath] = [(name,) for name in selection.names(inputs)] or [()]
+    sources: list[MemberPath] = [(name,) for name in selection.names(inputs)] or [()]  # (): the batch itself
     results = sources
-    if selection.into is not ...:
+    if selection.into is not ...:  # ``...``: results replace the members that were read
         results = [(name,) for name in selection.image_names(outputs)]
-        results *= 1 if isinstance(selection.into, tuple) else len(sources)  # a single member holds the result of all
+        results *= 1 if isinstance(selection.into, tuple) else len(sources)  # not a tuple: one member holds all results
     keys: Sequence[str | None] = selection.normalized_keys or [None] * len(sources)
     yield from zip(sources, results, keys, strict=False)

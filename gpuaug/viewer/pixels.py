@@ -1,4 +1,4 @@
-"""Conversion of images for drawing: to [0, 1], without normalisation, with one channel or three."""
+"""Conversion of images for drawing: normalisation is undone, values are in [0, 1], channels are one or three."""
 
 from typing import Any
 
@@ -40,10 +40,11 @@ def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None)
     if image.dtype == torch.uint8:
         values = values / 255
     else:
+        # Not undone if the number of channels differs: a later stage has changed the channels.
         if normalized_by is not None and all(len(parameter) in (1, channels) for parameter in normalized_by):
             mean, deviation = normalized_by
             values = values * deviation + mean
-        values, is_rescaled = _in_range(values)
+        values, is_rescaled = _rescaled_if_outside(values)
         notes += ["stretched"] if is_rescaled else []
     values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling a constant image gives NaN
     if channels not in (1, 3):
@@ -53,8 +54,8 @@ def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None)
     return array, ", ".join(notes)
 
 
-def _in_range(values: Tensor) -> tuple[Tensor, bool]:
-    """Return (values, whether they were rescaled). Values outside [0, 1] are rescaled by ``_QUANTILES``."""
+def _rescaled_if_outside(values: Tensor) -> tuple[Tensor, bool]:
+    """Return (values, whether they were rescaled). If any value is outside [0, 1], ``_QUANTILES`` become 0 and 1."""
     finite = values[values.isfinite()].numpy()
     if not finite.size or (finite.min() >= -_CLAMP_MARGIN and finite.max() <= 1 + _CLAMP_MARGIN):
         return values, False

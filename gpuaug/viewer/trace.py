@@ -1,4 +1,7 @@
-"""Copies of one batch of a loader on the host, before the stages and after each stage."""
+"""Copies of one batch of a loader on the host, before the stages and after each stage.
+
+A ``BoundStage`` is a stage together with its lane (CUDA stream).
+"""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -41,9 +44,9 @@ class Trace:
     position: Position
     """Epoch and index of the batch, on which its random numbers depend."""
     stages: tuple[StageTrace, ...]
-    """Stages that ran, in order."""
+    """Stages that ran, in order, without stages that decode."""
     states: tuple[Batch, ...]
-    """Copies of the batch on the host: as loaded, then after each stage that ran."""
+    """Copies of the batch on the host: as loaded, but with decoded images, then after each of ``stages``."""
     skipped_stages: tuple[str, ...]
     """Names of stages that did not run: the first feature stage and all stages after it."""
 
@@ -61,21 +64,21 @@ def trace_batch(loader: StreamedLoader) -> Trace:
         Loads one batch, and copies it to the host after each stage, synchronously.
     """
     inspection = Inspection(loader)
-    pairs = inspection.stages
-    feature_stages = (index for index, (_, stage) in enumerate(pairs) if isinstance(stage, FeatureStage))
-    num_run = next(feature_stages, len(pairs))  # number of stages before the first feature stage
+    pairs = inspection.stages  # (BoundStage, Stage) of each stage
+    feature_indices = (index for index, (_, stage) in enumerate(pairs) if isinstance(stage, FeatureStage))
+    num_run = next(feature_indices, len(pairs))  # number of stages before the first feature stage
     states: list[Batch] = []
     # Stages that decode have work on other threads: max_submitted > 0. They are not recorded, so the first state is the decoded
     # batch.
     stages = [bound if bound.max_submitted else _RecordedStage(bound, states, inspection.lanes) for bound, _ in pairs[:num_run]]
     with restored_at_end(loader), closing(inspection.begin(depth=0, bound_stages=stages)) as iterator:
         position = iterator.position
-        consumer = inspection.lanes.consumer()
+        consumer = inspection.lanes.consumer()  # the current stream, to which the batch is handed over
         iterator.fill(consumer)
         if not iterator.launched_batches:
             raise ArgumentError("loader must have a batch to be shown, got no batch. Check whether its dataset is empty.")
         batch = iterator.pop(consumer)
-        if not states:
+        if not states:  # no stage has run, or only stages that decode
             states.append(_on_host(batch, loader.device))
     stage_traces = [
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), CallSeeds(position, bound.name).next())
@@ -100,7 +103,7 @@ class _RecordedStage(BoundStage):
         return self._inner.read(batch)
 
     def reads_pending(self, batch: Batch) -> bool:
-        # True: the iterator first waits for the lengths of target dicts, which write() needs to copy the batch to the host.
+        # Whether the host must know the lengths of targets before read(). Always, because write() copies the batch to the host.
         return True
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:

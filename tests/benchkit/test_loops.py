@@ -19,7 +19,7 @@ def setup(class_folder):
 
 def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
     on_cpu, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
-    images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
+    images, _ = next(iter(loops.batches(setup, loops.to_uint8_images(setup))))
     encoded, _ = next(iter(loops.encoded_batches(setup)))
     whole = loops.fused_augmentation(setup, ragged=True)(gpuaug.DecodeStage()(encoded, device="cpu"))
     for augmented in (on_cpu, loops.kornia_augmentation(setup)(images), loops.fused_augmentation(setup)(images), whole):

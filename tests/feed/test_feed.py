@@ -127,7 +127,7 @@ def test_prepare_alone_page_locks_slots(monkeypatch):
     while not (pulled := take(source)).ended:
         feed.prepare(pulled)
         assert feed.pinned_bytes == sum(sizes)
-        feed.read_until(pulled, InLineLane("copy").record_event())
+        feed.free_after(pulled, InLineLane("copy").record_event())
         feed.free_read_slots()
     source.close()
     assert feed.pinned_bytes

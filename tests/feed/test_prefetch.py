@@ -243,7 +243,7 @@ def test_take_over_waits_for_pending_next():
     source = feeding(gate)
     until(gate.entered.is_set)
     threading.Timer(0.05, gate.let, [1]).start()
-    source.take_over()
+    source.end_for_newer()
     assert not threads(), "two threads must never be inside one iterator"
     assert gate.pulled == 1
 

@@ -67,7 +67,7 @@ def test_slot_is_released_after_copy(ring):
     ring.make_room(batch())
     mark = Event()
     got, slot = ring.batch_and_slot(sent(ring, 0, batch()))
-    ring.read_until(slot, mark)
+    ring.free_after(slot, mark)
     del slot
     assert sent(ring, 0, batch()) is not None  # its other slot, dropped at once
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_slots_are_released_in_order_of_their_events(ring):
     ring.make_room(batch())
     marks = [Event(), Event()]
     for mark in marks:
-        ring.read_until(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
+        ring.free_after(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
     ring.free_read_slots()
     assert len(ring.slots_in_use) == 2
@@ -148,7 +148,7 @@ def test_batch_larger_than_budget_gets_no_slot_and_is_warned_of_once():
 def test_close_waits_for_copies():
     ring, mark = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20), Event()
     ring.make_room(batch())
-    ring.read_until(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
+    ring.free_after(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
     ring.close()
     assert mark.waited_for
 
@@ -270,7 +270,7 @@ def registered(ring, event=None):
     ring.make_room(batch())
     slot = ring.batch_and_slot(sent(ring, 0, batch()))[1]
     ring.page_lock(slot)
-    ring.read_until(slot, event or Event())
+    ring.free_after(slot, event or Event())
     return ring
 
 

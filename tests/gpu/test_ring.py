@@ -90,7 +90,7 @@ def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, pers
 
 def test_poison_reveals_slot_released_too_early(monkeypatch):
     overwrite_freed_slots(monkeypatch)
-    monkeypatch.setattr(feed.Feed, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
+    monkeypatch.setattr(feed.Feed, "free_after", lambda self, pulled, mark: setattr(pulled, "slot", None))
     make_current = gpuaug.core.streams.Lane.make_current
 
     def delayed(lane):
