@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_680,
     "decode": 4_527,
     "feed": 2_454,
-    "fusion": 14_626,
+    "fusion": 14_660,
     "integrations": 49,
     "loader": 1_308,
     "profiler": 1_191,
