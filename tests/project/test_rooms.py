@@ -72,7 +72,7 @@ BUDGETS = {
     "integrations": 49,
     "loader": 1_308,
     "profiler": 1_191,
-    "stages": 1_929,
+    "stages": 1_943,
     "viewer": 851,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
