@@ -70,7 +70,7 @@ BUDGETS = {
     "feed": 2_454,
     "fusion": 14_660,
     "integrations": 49,
-    "loader": 1_308,
+    "loader": 1_310,
     "profiler": 1_191,
     "stages": 1_943,
     "viewer": 851,
