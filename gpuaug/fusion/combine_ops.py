@@ -12,12 +12,13 @@ group with a probability; otherwise the canvas shows only the first image of the
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import takewhile
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import IdentityOp
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, Sampler, as_int64, splitmix64_mix
@@ -68,6 +69,8 @@ class CombineOp(IdentityOp):
     """Whether the second image of a group is written over the first, in a second launch. False: images do not overlap."""
     parameters: ClassVar[tuple[str, ...]]
     """Names of the draws besides ``"applies"``."""
+    largest_parameter = 1
+    """Largest value of a draw. The smallest is 0."""
     size: int | None = None
     """Height and width of all canvases; ``None`` if each canvas has the size of the first image of its group."""
     groups = 1
@@ -111,7 +114,17 @@ class CombineOp(IdentityOp):
         }
 
     def draws_of_numbers(self, numbers: dict[str, float]) -> OpDraws:
-        """Return the draws of one sample from the result of ``numbers``. In an empty dict, the op is applied to no group."""
+        """Return the draws of one sample from the result of ``numbers``. In an empty dict, the op is applied to no group.
+
+        Raises:
+            ArgumentError: If a value is not a number that the op draws, such as the centre of a larger mosaic.
+        """
+        for value in numbers.values():
+            if not isinstance(value, Real) or not 0 <= value <= self.largest_parameter:
+                raise ArgumentError(
+                    f"draws must be numbers from 0 to {self.largest_parameter} for {self.name}, got {shown(numbers)}. Pass "
+                    "draws.of(sample) of a pipeline with the same transform."
+                )
         draws: OpDraws = {
             name: np.array([[numbers.get(self._name(name, group), 0) for group in range(self.groups)]])
             for name in ("applies", *self.parameters)
@@ -171,7 +184,7 @@ class MosaicOp(CombineOp):
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
-        self.size = int(transform.size)
+        self.size = self.largest_parameter = int(transform.size)
 
     def out_applied(self, size: Size) -> Size:
         """Return the size of the batch of canvases."""
@@ -232,11 +245,12 @@ class CopyPasteOp(CombineOp):
 
     count = 2
     parameters = ("seed",)
+    largest_parameter = 2**24
     overlays = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed in [0, 2²⁴), from which follows which objects are pasted."""
-        return {"seed": np.floor(sampler.uniform(self.groups).T * 2**24)}
+        return {"seed": np.floor(sampler.uniform(self.groups).T * self.largest_parameter)}
 
     def chosen(self, draws: OpDraws, groups: NDArray[np.int64], objects: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return the mask of the objects that are pasted, (n,), if all belong to second images. Each has probability one half.

@@ -68,7 +68,7 @@ class _Combine(v2.Transform):  # type: ignore[misc]
         op = self.op_class(name, self)
         op.groups = len(images) // count
         # A batch of one sample: its images as batches of one image, and a list with its list of target dicts.
-        inputs = [[image[None] for image in images], *([] if targets is None else [[[*targets]]])]
+        inputs = [[image[None] for image in images], *([] if targets is None else [[targets]])]
         combination = Combination([op], inputs, None, "xyxy")
         if draws is None:
             op_draws = op.draw(Sampler((next_seed(),), 1, separate_generators=True), combination.size)
@@ -236,7 +236,7 @@ def _own_parameters(draws: Any, name: str, groups: int) -> dict[str, float]:
     ``draws`` has the parameters by name of the module, such as ``Mosaic`` or ``augment/Mosaic_0``. If a pipeline has several
     modules of the class, each has another number of groups.
     """
-    if not isinstance(draws, Mapping):
+    if not isinstance(draws, Mapping) or not all(isinstance(numbers, Mapping) for numbers in draws.values()):
         raise ArgumentTypeError(f"draws must be the result of Draws.of, got {shown(draws)}. Pass draws.of(sample).")
     for key, numbers in draws.items():
         is_own = name in (key, key.rpartition("/")[2].rpartition("_")[0])

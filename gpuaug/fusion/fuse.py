@@ -382,7 +382,7 @@ class Fused(nn.Module):
                         self._run(program, self._record_of(inputs, keys), plan, draws_of_view)
                         for draws_of_view in all_draws.views
                     ]
-                    result = concatenated_views(view_results, record.keys, is_cutmix=has_cut_mix)
+                    result = concatenated_views(view_results, record.keys, size.batch, is_cutmix=has_cut_mix)
                 if plan is None:
                     program.check_type(has_run=True)
                 return result

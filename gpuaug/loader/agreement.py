@@ -81,7 +81,10 @@ def _first_difference(saved: str, current: str) -> tuple[str, str]:
     """
     lines = [[*text.split("\n"), "nothing"] for text in (saved, current)]
     line = _first_unequal(*lines)
-    arguments = [[*re.split(r", (?=\w+=)", text_lines[line].strip()), "nothing"] for text_lines in lines]
+    # A line that ends with an opening bracket is shown with the next line, the first module in the bracket.
+    ends = [line + 1 + text_lines[line].endswith("(") for text_lines in lines]
+    shown_lines = ["".join(map(str.strip, text_lines[line:end])) for text_lines, end in zip(lines, ends, strict=True)]
+    arguments = [[*re.split(r", (?=\w+=)", text), "nothing"] for text in shown_lines]
     index = _first_unequal(*arguments)
     begin = arguments[0][0] + (", …, " if index > 1 else ", ") if index else ""
     saved_text, current_text = (f"{begin}{texts[index]}" if texts[index].strip(")") else "nothing" for texts in arguments)

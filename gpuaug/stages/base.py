@@ -6,6 +6,7 @@ the part of an image that a stage reads. A *fused* transform is a result of ``gp
 dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 """
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -271,7 +272,7 @@ class TransformStage(Stage):
         name: Name of the stage in errors and traces, on which the stage's random numbers depend.
 
     Raises:
-        ArgumentTypeError: If ``transform`` is not callable.
+        ArgumentTypeError: If ``transform`` is not callable, or has no argument ``data_keys`` although ``on`` is a mapping.
 
     Warns:
         GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch; at the
@@ -300,6 +301,12 @@ class TransformStage(Stage):
             raise ArgumentTypeError(
                 f"transform must be a callable or nn.Module, got {type(transform).__name__}. Wrap the operation in a function "
                 "of the tensors, fuse a list of transforms, and pass several stages one by one."
+            )
+        selectors = self.selection.on
+        if isinstance(selectors, Mapping) and not _accepts_data_keys(transform):
+            members = tuple(selectors) if len(selectors) > 1 else next(iter(selectors))
+            raise ArgumentTypeError(
+                f"transform must have an argument data_keys if on is a mapping, got {shown(transform)}. Pass on={members!r}."
             )
         names = names_drawing_once(transform)
         if names:
@@ -420,6 +427,16 @@ class _BoundTransform(BoundStage):
             except Exception as error:
                 hints.explain_error(error, values)
                 raise
+
+
+def _accepts_data_keys(transform: Callable[..., Any]) -> bool:
+    """Return whether a call of ``transform`` may have the argument ``data_keys``. True if its signature is not known."""
+    is_module = isinstance(transform, torch.nn.Module) and type(transform).__call__ is torch.nn.Module.__call__
+    try:
+        parameters = inspect.signature(getattr(transform, "forward", transform) if is_module else transform).parameters
+    except (TypeError, ValueError):
+        return True
+    return "data_keys" in parameters or any(value.kind is value.VAR_KEYWORD for value in parameters.values())
 
 
 def as_stage(stage: Any) -> Stage:

@@ -430,7 +430,11 @@ RECORD = {"boxes": torch.zeros(0, 4)}
         (lambda: MOSAIC([FOUR[0][None]] * 4), "batches (B, C, H, W) or ragged images for Mosaic_0"),
         (lambda: Mosaic(8, p="x"), "p must be a number, got 'x'. Pass the probability of the transform."),
         (lambda: Mosaic(8, fill=256), "fill must be in [0, 255], got 256. Pass a grey value of bytes."),
-        (lambda: paired(masks=torch.zeros(8, 8)), "one mask per object, for CopyPaste_0, got a mask (H, W)"),
+        (
+            lambda: paired(masks=torch.zeros(8, 8)),
+            "masks must be (n, H, W), one mask per object, for CopyPaste_0, got a mask (H, W)",
+        ),
+        (lambda: paired(map=tv_tensors.Mask(torch.zeros(8, 8))), "map must be (n, H, W), one mask per object"),
         (
             lambda: paired(ragged=True, boxes="cxcywh_share"),
             "must be in pixels for CopyPaste_0 where images differ",
@@ -446,6 +450,40 @@ def test_errors(run, text):
     with pytest.raises(GpuAugError) as error:
         run()
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("transform", [Mosaic(8), MixUpBoxes(), CopyPaste()], ids=lambda transform: type(transform).__name__)
+def test_images_without_pixels_are_errors_at_every_position(transform):
+    count = count_of([transform])
+    for position in range(count):
+        for size in ("0x8", "8x0", "0x0"):
+            sides = map(int, size.split("x"))
+            images = [torch.zeros(2, 3, *(sides if index == position else (8, 8))) for index in range(count)]
+            with pytest.raises(GpuAugError) as error:
+                gpuaug.fuse(transform)(images)
+            text = f"images must have pixels, got {size} for image {position} of sample 0. Leave it out of the dataset."
+            assert str(error.value) == text
+
+
+WRONG_DRAWS = [7, [1], {"Mosaic": 7}, *({"Mosaic": {"applies": 1.0, "y": 4.0, "x": x}} for x in (-1, 9, np.nan, "a", None))]
+
+
+@pytest.mark.parametrize("draws", WRONG_DRAWS, ids=str)
+def test_draws_that_the_module_does_not_draw_are_errors(draws):
+    with pytest.raises(GpuAugError, match="draws must be "):
+        Mosaic(8)([FOUR[0][0]] * 4, draws=draws)
+
+
+def test_draws_of_a_larger_mosaic_are_an_error():
+    numbers = gpuaug.fuse(Mosaic(64)).draw((1, 3, 8, 8)).of(0)
+    with pytest.raises(GpuAugError, match="draws must be numbers from 0 to 8 for Mosaic, got "):
+        Mosaic(8)([FOUR[0][0]] * 4, draws=numbers)
+
+
+@pytest.mark.parametrize("targets", [7, "abcd", RECORD, [7] * 4, [[RECORD]] * 4], ids=str)
+def test_targets_of_a_sample_that_are_no_list_of_dicts_are_errors(targets):
+    with pytest.raises(GpuAugError, match=r"targets of sample 0 must be a list of 4 dicts, one per image, got"):
+        Mosaic(8)([FOUR[0][0]] * 4, targets)
 
 
 def reference_paste(images, targets, chosen):

@@ -139,6 +139,9 @@ def test_views_of_labels_of_every_type(name):
     got = two(images, labels, data_keys=keys)[1]
     assert type(got) is type(labels)
     assert list(map(str, got)) == list(map(str, labels)) * 2
+    for count in (2, 4):  # labels of a view would belong to images of another
+        with pytest.raises(gpuaug.ArgumentError, match=f"class must have one entry for each of the {count} images, got 3"):
+            two(torch.rand(count, 3, 8, 8), labels, data_keys=keys)
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision.transforms import v2
 
 from gpuaug import ArgumentError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse, schedule, until
 from gpuaug.core.errors import shown
@@ -50,6 +51,18 @@ DIFFERENT = {
         "RandomHorizontalFlip(p=0.7",
     ),
     "a schedule in place of a stage": (brighter, until(5, brighter, fuse(pipeline())), "transform=brighter", "epochs=(0, 5)"),
+    "a stage in place of a schedule": (
+        until(5, brighter, fuse(pipeline())),
+        fuse([v2.RandomInvert()]),
+        "epochs=(0, 5)",
+        "transform=(RandomInvert(p=0.5",
+    ),
+    "a pipeline in place of a function": (
+        brighter,
+        fuse([v2.RandomInvert()]),
+        "transform=brighter",
+        "transform=(RandomInvert(p=0.5",
+    ),
     "a line more": (nn.Sequential(nn.Flatten()), nn.Sequential(nn.Flatten(), nn.Flatten()), "nothing", "(1): Flatten"),
     "far down": (
         nn.Sequential(*(nn.Identity() for _ in range(300))),
@@ -75,6 +88,8 @@ def test_other_stage_is_refused_by_what_differs(kind):
     was, got = text.removesuffix(f". Pass the stage of the saved run. {STRICT}").split(", as in the state, got ")
     assert before in was
     assert after in got
+    assert not was.endswith("(")
+    assert not got.endswith("(")
     with pytest.warns(GpuAugWarning, match=f"stage {name!r} was "):
         loader.load_state_dict(state, strict=False)
 

@@ -61,18 +61,18 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 88,
+    "__init__": 87,
     "benchkit": 753,
     "cache": 1_180,
     "cli": 297,
     "core": 1_680,
-    "decode": 4_571,
+    "decode": 4_570,
     "feed": 2_454,
-    "fusion": 14_626,
+    "fusion": 14_660,
     "integrations": 49,
-    "loader": 1_308,
+    "loader": 1_310,
     "profiler": 1_191,
-    "stages": 1_932,
+    "stages": 1_946,
     "viewer": 851,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.

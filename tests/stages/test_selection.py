@@ -1,6 +1,7 @@
 """``on`` and ``into``: what a stage works on, and where its result goes, in every form of batch."""
 
 import dataclasses
+import functools
 
 import kornia.augmentation as K
 import numpy as np
@@ -8,8 +9,18 @@ import pytest
 import torch
 from support.batches.containers import MAPPINGS, RECORDS, Derived, Frozen, Pair, Record, Slots
 from torch.nn.utils.rnn import pack_sequence
+from torchvision.transforms import v2
 
-from gpuaug import ArgumentError, FeatureStage, SelectionError, StreamedLoader, TransformStage
+from gpuaug import (
+    ArgumentError,
+    ArgumentTypeError,
+    FeatureStage,
+    SelectionError,
+    StreamedLoader,
+    TransformStage,
+    fuse,
+    sanitize,
+)
 from gpuaug.core.batch import leaves
 from gpuaug.stages.selection import Selection
 
@@ -208,6 +219,53 @@ def test_data_keys_are_passed_only_for_on_mapping():
     streamed((1, 2), transform)
     streamed((1, 2), TransformStage(transform, on={0: "input"}))
     assert seen == [{}, {"data_keys": ["input"]}]
+
+
+class Negative(torch.nn.Module):
+    def forward(self, value, data_keys=()):
+        return -value
+
+
+class Called:
+    def __call__(self, value, *, data_keys):
+        return -value
+
+
+class CalledModule(torch.nn.Module):
+    __call__ = Called.__call__
+
+
+WITH_DATA_KEYS = {
+    "function": lambda value, data_keys: -value,
+    "options": lambda value, **options: -value,
+    "module": Negative(),
+    "object": Called(),
+    "method": Called().__call__,
+    "module with another call": CalledModule(),
+    "partial": functools.partial(lambda first, value, data_keys: -value, None),
+    "Kornia's module": K.AugmentationSequential(K.RandomInvert(p=0.0)),
+    "fused": fuse(K.RandomInvert(p=0.0)),
+}
+WITHOUT_DATA_KEYS = {
+    "function": lambda value: -value,
+    "values": lambda *values: -values[0],
+    "module": torch.nn.Identity(),
+    "method": torch.nn.Identity().forward,
+    "partial": functools.partial(lambda first, value: -value, None),
+    "torchvision's transform": v2.RandomHorizontalFlip(),
+    "sanitize": sanitize,
+}
+
+
+@pytest.mark.parametrize("name", WITH_DATA_KEYS)
+def test_a_mapping_needs_a_transform_with_data_keys(name):
+    streamed((torch.zeros(2, 3, 4, 6), 2), TransformStage(WITH_DATA_KEYS[name], on={0: "input"}))
+
+
+@pytest.mark.parametrize("name", WITHOUT_DATA_KEYS)
+def test_a_mapping_for_a_transform_without_data_keys_is_an_error(name):
+    with pytest.raises(ArgumentTypeError, match=r"data_keys if on is a mapping, got .*Pass on=\(0, 'a'\)\."):
+        TransformStage(WITHOUT_DATA_KEYS[name], on={0: "input", "a": "mask"})
 
 
 # Members that do not fit

@@ -196,7 +196,7 @@ class Combination:
             if isinstance(target, Masks):
                 if 2 in map(len, slot.column.shapes):
                     raise ArgumentError(
-                        f"{slot.key} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
+                        f"{slot.path[-1]} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
                         "segmentation maps out, or combine them in the data set."
                     )
                 masks[slot.path[-1]] = self._placed_masks(target, placement)

@@ -15,20 +15,22 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, holds_targets, type_name, with_class_of
 
 
-def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: bool) -> Any:
+def concatenated_views(views: Sequence[Any], keys: Sequence[str], samples: int, *, is_cutmix: bool) -> Any:
     """Concatenate the outputs of all views, input by input.
 
     Args:
         views: Result of ``Record.results`` for each view: a list of outputs, or the images alone.
         keys: Data key of each input: what the input holds, such as ``"input"`` for images or ``"class"`` for labels.
+        samples: Number of samples per view: of images or clips, or of frames that have parameters of their own.
         is_cutmix: Whether the labels are the result of Kornia's CutMix, (1, B, 3), which is concatenated along axis 1.
 
     Returns:
         List in the order of the inputs; the images alone if they were the only input.
 
     Raises:
-        ArgumentError: If views differ in size, because different modules were picked for them.
-        ArgumentTypeError: If labels are not a tensor, array, list or tuple with one entry per image.
+        ArgumentError: If views differ in size, because different modules were picked for them, or if labels do not have one
+            entry per image.
+        ArgumentTypeError: If labels are not a tensor, array, list or tuple.
     """
     images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
     sizes = list(dict.fromkeys("{}x{}".format(*image.shape[-2:]) for image in images))
@@ -41,10 +43,11 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
         return with_class_of(torch.cat(tuple(views)), views[0])
     results: list[Any] = []
     for key, parts in zip(keys, zip(*views, strict=True), strict=True):
+        axis = 1 if is_cutmix and key == "class" else 0
         if key == "tv_tensors":
             results.append(_concatenated_containers(parts, len(images[0])))
         elif isinstance(parts[0], Tensor) and parts[0].ndim:
-            results.append(with_class_of(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
+            results.append(with_class_of(torch.cat(parts, axis), parts[0]))
         elif isinstance(parts[0], np.ndarray) and parts[0].ndim:
             results.append(np.concatenate(parts))
         elif isinstance(parts[0], list | tuple) and not batches.is_namedtuple(parts[0]):
@@ -53,6 +56,12 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
             raise ArgumentTypeError(
                 f"{key} must be a tensor, array, list or tuple with one entry for each image for {len(views)} views, got "
                 f"{shown(parts[0])}. Pass such labels, or leave {key!r} out of data_keys."
+            )
+        entries = parts[0].shape[1] if axis else len(parts[0])
+        if key == "class" and entries not in (len(images[0]), samples):
+            raise ArgumentError(
+                f"class must have one entry for each of the {len(images[0])} images, got {entries}. Pass one label per image, "
+                "or leave 'class' out of data_keys."
             )
     return results
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.fusion.backends.patches import Resampling
 from gpuaug.fusion.processors.families import Family, OneFloatSize, OneSize, PixtralFamily, QwenFamily, Siglip2Family
 
@@ -84,11 +84,18 @@ def _size_values(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[
     """Return the values of the setting ``name``, a dict. ``choices``: accepted sets of keys, such as height and width."""
     value = getattr(processor, name)
     value = {"height": value, "width": value} if isinstance(value, int) else dict(value or {})
-    sides = {key: int(side) for key, side in value.items() if side is not None}
+    sides = {key: side for key, side in value.items() if side is not None}
     for keys in choices:
         if set(keys) == set(sides):
-            return tuple(sides[key] for key in keys)
+            return tuple(_count(processor, f"{key} of {name}", sides[key]) for key in keys)
     _refuse(processor, name, " or ".join(" and ".join(keys) for keys in choices))
+
+
+def _count(processor: Any, name: str, value: Any = None) -> int:
+    """Return a whole number of at least 1: the setting ``name``, or ``value`` of the setting that ``name`` describes."""
+    value = getattr(processor, name) if value is None else value
+    value = int(value) if isinstance(value, float) and value.is_integer() else value  # such as max_pixels=1e6
+    return whole_number(f"{name} of {type(processor).__name__}", value, "Set a number of pixels or patches.", least=1)
 
 
 _HEIGHT_WIDTH = ("height", "width")
@@ -119,11 +126,12 @@ def _pixtral(processor: Any) -> PixtralFamily:
 def _qwen(processor: Any) -> QwenFamily:
     # Under these keys the processor has numbers of pixels of an image.
     min_pixels, max_pixels = _size_values(processor, "size", ("shortest_edge", "longest_edge"))
-    return QwenFamily(processor.patch_size, processor.merge_size, processor.temporal_patch_size, min_pixels, max_pixels)
+    patch, merge, temporal = (_count(processor, name) for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    return QwenFamily(patch, merge, temporal, min_pixels, max_pixels)
 
 
 def _siglip2(processor: Any) -> Siglip2Family:
-    return Siglip2Family(processor.patch_size, processor.max_num_patches)
+    return Siglip2Family(_count(processor, "patch_size"), _count(processor, "max_num_patches"))
 
 
 _READERS: dict[str, tuple[str, Callable[[Any], Family]]] = {
@@ -146,10 +154,17 @@ def _levels(processor: Any) -> Tensor:
     """
     levels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 256)
     rescale = processor.rescale_factor if processor.do_rescale else 1.0
+    if not isinstance(rescale, int | float) or not rescale:
+        _refuse(processor, "rescale_factor", "a number other than 0")
     if not processor.do_normalize:
         return (levels * rescale).float()
-    mean, std = (
-        (torch.tensor(numbers, device="cpu") * (1.0 / rescale)).expand(3)[:, None]
-        for numbers in (processor.image_mean, processor.image_std)
-    )
+    mean, std = ((_per_channel(processor, name) * (1.0 / rescale))[:, None] for name in ("image_mean", "image_std"))
     return (levels.float() - mean) / std
+
+
+def _per_channel(processor: Any, name: str) -> Tensor:
+    """Return the setting ``name``, one number or one per channel, as a tensor (3,)."""
+    try:
+        return torch.as_tensor(getattr(processor, name), dtype=torch.float32, device="cpu").expand(3)
+    except (TypeError, ValueError, RuntimeError):
+        _refuse(processor, name, "a number, or one number per channel of RGB images")

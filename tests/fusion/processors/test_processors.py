@@ -13,7 +13,7 @@ from support.batches.ragged import cut, images_of, pack
 from support.comparison.values import assert_values
 from support.files.encoded_files import png
 from support.files.images import noise
-from support.processors.stand_ins import NAMES, expected, siglip2_grid, stand_in
+from support.processors.stand_ins import NAMES, SETTINGS, expected, siglip2_grid, stand_in
 from torch.utils.data import DataLoader
 
 import gpuaug
@@ -241,6 +241,24 @@ def test_a_subclass_is_refused(make):
 def test_settings_that_are_not_supported_are_named(name, settings, make):
     with pytest.raises(gpuaug.ArgumentError, match=rf"({'|'.join(settings)}) of {name} must be .* Call the processor itself"):
         fused(make(name, **settings))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_the_settings_is_checked(name, make):
+    numbers = {
+        "rescale_factor": (0, None, "a", [0.1]),
+        **dict.fromkeys(("image_mean", "image_std"), (None, "a", [1] * 2, [1] * 4)),
+    }
+    counts = (0, -1, 2.5, math.nan, math.inf, "a", [2], {"height": "a", "width": 2})
+    whole_numbers = {key: value for key, value in SETTINGS[name].items() if isinstance(value, int) and key != "resample"}
+    wrong = [(key, value) for key, values in numbers.items() for value in values]
+    wrong += [(key, value) for key, right in whole_numbers.items() if right is not True for value in (*counts, None)]
+    for key, sides in SETTINGS[name].items():
+        if isinstance(sides, dict):
+            wrong += [(key, sides | {side: value}) for side in sides for value in counts]
+    for key, value in wrong:
+        with pytest.raises((gpuaug.ArgumentError, gpuaug.ArgumentTypeError), match=rf"{key} of {name} must be "):
+            fused(make(name, **{key: value}))
 
 
 @pytest.mark.parametrize("options", [{}, {"ragged": True, "views": 2}, {"ragged": True, "dtype": torch.uint8}])

@@ -24,6 +24,16 @@ def one_value_for_two(told):
     assert torch.equal(run((LABELS, LABELS), stage(added, on=(0, 1), into=2))[2], 2 * LABELS)
 
 
+@example("transform must have an argument data_keys if on is a mapping")
+def function_without_data_keys(told):
+    with told:
+        run((LABELS,), stage(lambda labels: -labels, on={0: "class"}))
+    assert torch.equal(run((LABELS,), stage(on=0))[0], -LABELS)
+    with told:
+        run((LABELS, LABELS), stage(lambda one, other: (-one, other), on={0: "class", 1: "class"}))
+    assert torch.equal(run((LABELS, LABELS), stage(lambda one, other: (-one, other), on=(0, 1)))[0], -LABELS)
+
+
 @example("Pass on=None for batches that may be empty")
 def member_of_an_empty_list(told):
     with told:
