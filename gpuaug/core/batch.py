@@ -1,9 +1,9 @@
 """Functions on batches: nested tuples, lists, named tuples, mappings and dataclasses.
 
-A *leaf* is an object that is not a container, such as a tensor, or that has a ``to`` method. A *member* of a container is a
-value of a mapping, an item of a sequence, or a field. Functions that replace leaves rebuild a container in which a leaf changes
-as an object of the same class. They return a container in which no leaf changes itself, so a container that cannot be rebuilt
-causes an error only if a leaf in it changes.
+A *leaf* is an object that is not a container, such as a tensor, or a container with a ``to`` method other than a ``Ragged``. A
+*member* of a container is a value of a mapping, an item of a sequence, or a field. Functions that replace leaves rebuild each
+container in which a leaf changes, as an object of its class. Other containers are returned as they are, so a container that
+cannot be rebuilt causes an error only if a leaf in it changes.
 """
 
 import copy
@@ -32,8 +32,8 @@ _LEAF_TYPES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)}
 _WITHOUT_OWN_MOVE = (torch.Tensor, type, Ragged)
 """Types for which ``moves_itself`` is false, although they have an attribute ``to``: the loader copies tensors.
 
-A ``Ragged`` is treated as a container, so that its tensors are copied into the page-locked memory of the loader's ring. A class
-has its instances' ``to`` as an attribute.
+A ``Ragged`` is treated as a container, so that its tensors are copied into the page-locked memory of the loader. ``type``: a
+class has the ``to`` of its instances as an attribute, but cannot be moved.
 """
 
 
@@ -93,9 +93,9 @@ def by_key(container: Any) -> bool:
 
 
 def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the objects whose memory must not be reused while a stage reads ``values``: leaves, and values inside of leaves.
+    """Yield the objects whose memory must not be reused while a stage reads ``values``: leaves, and their values.
 
-    Not the containers, which a stage may modify, so that they lose their leaves.
+    To keep the containers would not be enough: a stage may remove leaves from them.
     """
     for leaf in leaves(values):
         yield leaf
@@ -104,14 +104,14 @@ def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
-    """Apply ``function`` to every leaf, in order, and rebuild each container with its own type.
+    """Apply ``function`` to every leaf, in order, and rebuild the containers in which a leaf changes.
 
     Args:
         function: Called with each leaf. Its result replaces the leaf.
         batch: Any nesting of tuple, list, named tuple, mapping and dataclass.
 
     Returns:
-        A batch of the same containers. ``batch`` is not modified.
+        A batch of the same structure, or ``batch`` itself if no leaf changes. ``batch`` is not modified.
 
     Raises:
         ArgumentTypeError: If a container cannot be rebuilt with other values.

@@ -48,6 +48,7 @@ class ClipLayout:
                     "Leave clips without frames out of the dataset."
                 )
             return frames
+        # Of ragged clips, a VideoSequential that draws per frame accepts none: they are refused below.
         if isinstance(images, Ragged) and images.shapes.frames and not self.draws_per_frame:
             return images.shapes.frames
         if self.is_required:
@@ -61,6 +62,7 @@ class ClipLayout:
     def warn_if_channels_first(self, clips: Tensor) -> None:
         """Warn if ``clips`` are probably (B, C, T, H, W), and the pipeline reads (B, T, C, H, W)."""
         frames, channels = clips.shape[1:3]
+        # Probably axes of channels: 3 entries in place of the frames; or 1, and more entries than an image has channels.
         looks_channels_first = frames == 3 or (frames == 1 and channels > 4)
         if self.channels_first or channels in (1, 3) or clips.shape[-1] in (1, 3, 4) or not looks_channels_first:
             return

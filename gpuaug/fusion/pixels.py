@@ -21,8 +21,8 @@ IMAGE_DTYPES = frozenset([*LARGEST, torch.float16, torch.bfloat16, torch.float32
 
 def divided_by_largest(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Divide float32 values by the largest value of ``dtype``."""
-    # The divisor is a tensor: for a Python number, torch on a GPU multiplies by the inverse, which gives another float32 for
-    # half of the 256 bytes.
+    # The divisor is a tensor: for a Python number, torch on a GPU multiplies by the inverse, which gives a different float32
+    # for half of the 256 bytes.
     return values / torch.full((), LARGEST[dtype], dtype=torch.float32, device=values.device)
 
 
@@ -126,7 +126,10 @@ def exact_quotient(value: Tensor, divisor: Tensor | float) -> Tensor:
 
 
 def turned(sector: Tensor, turns: Tensor) -> Tensor:
-    """Return a hue in sixths of a turn, in [0, 6), after a rotation by ``turns`` whole turns. In radians, as in Kornia."""
+    """Rotate a hue by ``turns``, a fraction of a circle. The hue and the result are sixths of a circle, in [0, 6).
+
+    Computed in radians, as in Kornia, for equal rounding.
+    """
     circle = 2 * math.pi
     angle = circle * torch.remainder(sector / 6.0, 1.0)
     angle = torch.where(angle >= circle, 0.0, angle)  # a rounded remainder may equal the divisor

@@ -25,11 +25,11 @@ from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.stages.first_call import FirstCall, target_dicts
 from gpuaug.stages.selection import Selection
 
-_MASK_NAMES = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
-"""Usual key of masks in a batch → data key."""
+_MASK_DATA_KEYS = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
+"""Usual names of masks in a batch, among them Kornia's data keys → data key."""
 
-_DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_NAMES}
-"""Usual key of targets in a batch → data key."""
+_TARGET_DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_DATA_KEYS}
+"""Usual names of targets in a batch → data key."""
 
 
 def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Selection] = ()) -> None:
@@ -38,8 +38,8 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
     Args:
         call: First call of the transform.
         batch: The whole first batch.
-        other_selections: ``on`` and ``into`` of the loader's other stages. Members that these stages read as images, or write,
-            are not treated as targets.
+        other_selections: Selections of the loader's other stages: members that a stage reads (``on``) and writes (``into``).
+            Members that these stages read as images, or write, are not treated as targets.
 
     Raises:
         ArgumentTypeError: If the images differ in size and the transform cannot take such images.
@@ -238,7 +238,7 @@ class _Target(NamedTuple):
     def data_key(self, member: Any) -> str | None:
         """Return the data key for ``member``, the member of the batch that contains the target; ``None`` if no key fits."""
         if isinstance(member, torch.Tensor):
-            return _DATA_KEYS[self.label]
+            return _TARGET_DATA_KEYS[self.label]
         if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
             return None
         if any(target_dicts(member)):
@@ -275,7 +275,7 @@ class TargetSearch:
             label = kind.name if kind else self._by_name(value, name) or self._by_shape(value, per_image)
             if label:
                 yield _Target(label, name, value)
-        elif name in _DATA_KEYS and self._has_numbers(value, name):
+        elif name in _TARGET_DATA_KEYS and self._has_numbers(value, name):
             yield _Target(name, name, value)
         elif batches.is_container(value) and not isinstance(value, Ragged):
             by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
@@ -291,10 +291,10 @@ class TargetSearch:
         tensors (B,).
         """
         if isinstance(value, Mapping):
-            return name in _MASK_NAMES and {"size", "counts"} <= value.keys()
+            return name in _MASK_DATA_KEYS and {"size", "counts"} <= value.keys()
         if not isinstance(value, list | tuple) or not value:
             return False
-        if name in _MASK_NAMES:
+        if name in _MASK_DATA_KEYS:
             first = value[0]
             if isinstance(first, list | tuple) and first and _are_numbers(first):
                 return not self._sizes or (len(value), len(first)) in self._sizes
@@ -305,9 +305,9 @@ class TargetSearch:
 
     def _by_name(self, value: Any, name: Any) -> str | None:
         """Return ``name`` if it is the key of a target, and ``value`` has a possible shape for such targets; else ``None``."""
-        if name not in _DATA_KEYS or value.ndim < 2:
+        if name not in _TARGET_DATA_KEYS or value.ndim < 2:
             return None
-        if name in _MASK_NAMES:  # a mask of another size may mark patches instead of pixels
+        if name in _MASK_DATA_KEYS:  # a mask of another size may mark patches instead of pixels
             return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 

@@ -1,10 +1,10 @@
-"""Limits of MP4 and QuickTime files, which FFmpeg's demuxer does not have.
+"""Limits on the numbers in MP4 and QuickTime files. FFmpeg's demuxer has no such limits.
 
 When the demuxer opens a file, it expands tables to some 40 bytes of memory per sample. A table of a few bytes may declare
-billions of samples: samples of one size, fragments without a size per sample, edits that repeat all samples. So the declared
-numbers are read first. A file consists of boxes: a size of four bytes, a type code of four bytes, and content. The demuxer
-accepts boxes at almost any depth, so all occurrences of the type codes in the headers of the file are read, without their
-nesting. The content of the boxes that are read begins with a version of one byte and flags of three bytes. Numbers are
+billions of samples: by one size for all samples, by fragments without a size per sample, or by edits that repeat all samples.
+So the declared numbers are read first. A file consists of boxes: a size of four bytes, a type code of four bytes, and content.
+The demuxer accepts boxes at almost any depth, so all occurrences of the type codes in the headers of the file are read, without
+their nesting. The content of the boxes that are read begins with a version of one byte and flags of three bytes. Numbers are
 big-endian. ISO/IEC 14496-12 defines the offsets of the fields.
 """
 
@@ -19,10 +19,10 @@ _HEADERS = re.compile(
     b"moov|moof|hoov|free|mfra|meta|udta|sidx|trak|traf|mdia|minf|stbl|edts|elst|mvex|trun|stsd|sts[zc]|stz2|stts|stco|co64|cmov|tfra|"
     b"dinf|ilst|tref|wave|sinf|schi|avss|i(?:loc|inf|prp|ref)"
 )
-"""Boxes at the top level that the demuxer searches for other boxes, in addition to ``free`` if it holds a movie header."""
+"""Boxes at the top level that the demuxer searches for other boxes; ``free`` only if it begins with a movie header."""
 
-_TABLES = re.compile(b"trak|moof|stsz|stz2|stsc|stco|co64|stts|elst|trun|sidx|tfra|cmov|stsd|hdlr|iinf|iloc|ipco")
-"""Boxes whose numbers are read."""
+_CHECKED_BOXES = re.compile(b"trak|moof|stsz|stz2|stsc|stco|co64|stts|elst|trun|sidx|tfra|cmov|stsd|hdlr|iinf|iloc|ipco")
+"""Boxes that are counted, or whose content is read, at any depth."""
 
 _SOUND = re.compile(
     rb"raw |NONE|twos|sowt|in24|in32|fl32|fl64|lpcm|ipcm|fpcm|alaw|ulaw|ima4|MAC[36]|QDM[2C]|Qclp|\.mp3|agsm|samr|"
@@ -67,7 +67,7 @@ class _Headers:
         self._file, self._size = file, size
         self.limit = min(limits.MAX_PACKETS, size)
         """Maximum number of packets: every packet has at least one byte."""
-        self.tracks = [_Track()]
+        self.tracks = [_Track()]  # the first entry gets the numbers that come before the first ``trak``
         self.packets = 0
         """Number of packets outside of tables of tracks: in fragments (``trun``), and items of images (``iinf``, ``iloc``)."""
         self.fragments = 0
@@ -98,7 +98,7 @@ class _Headers:
             if box_size == 1:
                 box_size = int.from_bytes(header[8:16], "big")
             end = min(start + box_size, self._size) if box_size else self._size
-            if end < start + 8 or (start == 0 and not header[4:8].isascii()):  # another container
+            if end < start + 8 or (start == 0 and not header[4:8].isascii()):  # a damaged size, or a file of another format
                 break
             name = header[4:8]
             if _HEADERS.fullmatch(name) and (name != b"free" or header[12:16] in (b"mvhd", b"cmov")):
@@ -111,7 +111,7 @@ class _Headers:
 
     def _read(self, start: int, data: bytes) -> None:
         """Add the numbers in a box at the top level, and in the boxes inside it. ``start``: offset of the box."""
-        for match in _TABLES.finditer(data):
+        for match in _CHECKED_BOXES.finditer(data):
             offset = match.end()
             fields = data[offset : offset + 32].ljust(32, b"\0")
             number_at = {position: int.from_bytes(fields[position : position + 4], "big") for position in (4, 6, 8, 12)}
@@ -142,7 +142,7 @@ class _Headers:
                 case b"trun":
                     self.packets += number_at[4]
                 case b"iinf":
-                    self.packets += number_at[4] if fields[0] else 0
+                    self.packets += number_at[4] if fields[0] else 0  # numbers of version 0 have 16 bits: too small to matter
                 case b"iloc":
                     self.packets += number_at[6] if fields[0] > 1 else 0
                 case b"moof":

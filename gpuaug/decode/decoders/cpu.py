@@ -1,8 +1,8 @@
 """Decoding on the CPU.
 
 A batch holds a *window* of each image: the part that the next stage reads, or the whole image. ``Loops`` (``loops.py``)
-decodes PNGs, WebPs, and windows of JPEGs, these with libturbojpeg and without the rest of the image. simplejpeg decodes whole
-JPEGs, and PIL all other files. Threads decode into *staging* memory, which is page-locked and is then copied to the GPU;
+decodes PNGs, WebPs, and windows of JPEGs, of which libturbojpeg skips the rest. simplejpeg decodes whole JPEGs, and PIL all
+other files. Threads decode into *staging* memory, which is page-locked and is then copied to the GPU;
 without a GPU, they decode directly into the batch.
 """
 
@@ -46,14 +46,14 @@ With 8 instead of 4, 14 threads decoded 11,100 instead of 10,300 images of 0.2 m
 """
 
 _INVERSE_ORIENTATIONS = {6: 8, 8: 6}
-"""EXIF orientation → inverse orientation, if it is another one."""
+"""EXIF orientation → its inverse, for the orientations that are not their own inverse."""
 
 
 class Cpu(HostDecoder):
-    """Decode images on host threads, each with the fastest library whose pixels equal PIL's."""
+    """Decode images on host threads. Each image is decoded by the fastest library whose pixels equal PIL's."""
 
     name = "cpu"
-    files = "all other files"
+    files = "all other files"  # that no decoder in an earlier row of ``DecoderTable`` decodes
 
     @property
     def version(self) -> str:
@@ -140,17 +140,17 @@ def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: An
     # Not PIL.Image.open, which opens the JPEGs of many phones as MPO, a format with several images.
     open_jpeg = JpegImagePlugin.JpegImageFile
     is_jpeg = info.format in _JPEGS
-    with pil.open_image(file.data, format_.names) if not is_jpeg else open_jpeg(io.BytesIO(file.data)) as image:
+    with open_jpeg(io.BytesIO(file.data)) if is_jpeg else pil.open_image(file.data, format_.names) as image:
         if is_jpeg and info.format != Format.LOSSLESS_JPEG:  # libjpeg-turbo does not convert or downsample lossless JPEGs
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # ``draft`` makes libjpeg convert and downsample. "L" reads the luma in the file, as the JPEG engines of a card do.
             # PIL picks the smallest scaled size that is at least the requested size, and rounds it up. The requested sides are
-            # not rounded, so that PIL picks the scale even if a side has fewer pixels than the scale.
+            # fractions: rounded up, a side with fewer pixels than the scale would make PIL pick a smaller scale.
             sides: Any = (image.width / info.scale, image.height / info.scale)
             image.draft("L" if grey else image.mode, sides)
-        if info.label_max:
+        if info.label_max:  # with ``channels="labels"``
             pixels = stored_values(image, info.label_max)
-        elif channels in (2, 4):  # channels=None: decoded as stored
+        elif channels in (2, 4):  # only with ``channels=None`` of the user: decoded as stored
             pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
             pixels = as_array(with_channels(image, channels, convert=True, position="the file"))

@@ -7,10 +7,11 @@ row with the columns that do not depend on draws.
 
 First column of each group of columns, and the parameters in the group:
 
-    0                       of the first pass: front, pointwise ops
-    ``Pass.first_column``   of each later pass: front, pointwise ops, buffer route (``_fill_routes``); or, for a mix of the
-                            results of chains of ops (``ChainsPass``), front, and per chain all columns of its plan
-    ``Plan.width``          with boxes or keypoints: ``points_width`` columns, their matrix (``fill_matrix``)
+    0                       the first pass: its front, then its pointwise ops
+    ``Pass.first_column``   a later pass: its front, its pointwise ops, and its buffer route (``_fill_routes``)
+                            a mix of the results of several *chains* of ops (``ChainsPass``): its front, then for each chain
+                            all columns of the plan of the chain
+    ``Plan.width``          with boxes or keypoints: the ``points_width`` columns that ``fill_matrix`` writes
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ MATRIX_WIDTH = 9
 """Number of columns of a 3x3 matrix."""
 
 BY_COLUMN_FROM = 1024
-"""Tables of at least this many samples are written on the host as (K, B), and transposed on the GPU in one launch."""
+"""Tables of at least this many samples are written on the host as (columns, B), and transposed on the GPU in one launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class UpcomingBatches:
     @property
     def total_size(self) -> Size:
         """Size of the samples of all batches and views, as one batch."""
-        if self.size.height is ANY_SIDES[0]:
+        if self.size.height is ANY_SIDES[0]:  # there are no sides of single images to repeat
             return replace(self.size, batch=len(self.seeds) * self.size.batch)
         return self.size.repeat(len(self.seeds))
 
@@ -146,7 +147,7 @@ def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Arr
     for pass_ in plan.passes:
         for op in pass_.gather_ops:
             if isinstance(op, BoxCropOp):
-                # The matrix before the crop is complete. From here on, ``out`` is the columns of the matrix after the crop.
+                # The matrix of the ops before the crop is complete. ``out`` becomes the columns of the matrix after the crop.
                 out[:, :MATRIX_WIDTH] = matrix_so_far.reshape(-1, MATRIX_WIDTH)
                 out[:, 2 * MATRIX_WIDTH : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
                 out, flip_signs = out[:, MATRIX_WIDTH : 2 * MATRIX_WIDTH], out[:, -2:]
@@ -181,13 +182,14 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         pass_table = pass_.columns_of(table)
         for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
-                # ``write_rows`` also writes column 0, the apply mask. The template has it for an op that no sample skips.
+                # ``write_rows`` also writes column 0, the apply mask. The template has the apply mask of an op that no sample
+                # skips.
                 write_columns = op.write_rows if writes_template or op.is_random else op.write
                 write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
             pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table, all_columns=writes_template)
         if isinstance(pass_, ChainsPass):
-            chain_draws = draws_by_op[pass_.front]["layers"][0]
+            (chain_draws,) = draws_by_op[pass_.front]["layers"]  # the draws of each chain
             for index, chain_table in enumerate(pass_.chain_tables(pass_table)):
                 draws_of_chain = draws_of_plan_ops(pass_.chain_plan.ops, [chain_draws[index]])
                 fill_table(pass_.chain_plan, current_size, draws_of_chain, chain_table)
@@ -199,12 +201,13 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
 
 
 def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: Array) -> None:
-    """Write the *buffer route* of each sample, one column for each pass but the first: from which buffer to which it is moved.
+    """Write the *buffer routes* of the samples: one column for each pass but the first.
 
-    Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. If no op of a pass
-    applies to a sample, the sample stays in its buffer, and its route is 0. Otherwise its route is
-    1 + source buffer + 2 · output buffer. The output buffer is the source buffer if the pass works in place, and else the other
-    buffer. The last pass writes all samples to the result, so its route is 1 + source buffer.
+    A route says from which buffer a pass reads a sample, and to which buffer it writes the sample. Passes read and write
+    samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. If no op of a pass applies to a sample, the
+    sample stays in its buffer, and its route is 0. Otherwise its route is 1 + source buffer + 2 · output buffer. The output
+    buffer is the source buffer if the pass works in place, and else the other buffer. The last pass writes all samples to the
+    result, so its route is 1 + source buffer.
     """
     source_buffer = np.zeros(len(table), dtype=np.uint8)
     for pass_ in passes[1:-1]:

@@ -2,7 +2,7 @@
 
 A blur is separable: it runs along y and along x, with one weight per tap of an axis. There are three implementations:
 
-- a kernel size of up to ``ONE_LAUNCH_SIDE`` pixels: one launch, both axes at once (``small_blur``)
+- a kernel size of up to ``ONE_LAUNCH_SIDE`` pixels (``ops/filters.py``): one launch, both axes at once (``small_blur``)
 - larger: two launches, ``blur_columns_kernel`` along y, and ``blur_rows`` along x
 - larger, with bfloat16 output, for which products of float16 matrices are precise enough (``blurs_in_strips``): one launch,
   ``blur_strips_kernel``, in which a thread block computes a *strip*, that is, ``STRIP`` lines of the image
@@ -51,7 +51,7 @@ from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gi
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
-"""Height of a strip, and number of lines that are read above and below it, in pixels."""
+"""Number of lines of a strip; and number of lines that are read above and below it, and of columns that are read at a time."""
 
 
 @triton.jit
@@ -61,6 +61,7 @@ def blur_tile_along(
 ):  # fmt: skip
     """Blur a tile of one plane along its last axis. Return (ACROSS, ALONG) float32, in the unit of the source.
 
+    A *line* is the pixels of the tile with one index along this axis: of a filter along x, a column of the image.
     ``pointer``: address of the plane. ``tile_start``: index of the first output along the axis. ``size``, ``stride``: number of
     pixels of the image along the axis, and elements between them. ``offsets_across``: (ACROSS, 1) offsets of the tile's pixels
     along the other axis, in elements. ``sigma``: standard deviation of the Gaussian, in pixels. ``TAPS``: size of the Gaussian.
@@ -70,6 +71,7 @@ def blur_tile_along(
     blurred = tl.zeros((ACROSS, ALONG), tl.float32)
     for first_line in tl.static_range(0, ALONG + TAPS - 1, LINES):
         line_index = tile_start + (first_line - TAPS // 2) + tl.arange(0, LINES)[None, :]
+        # The last condition is true. It gives the mask its shape.
         inside = (line_index >= 0) & (line_index < size) & (offsets_across >= 0)
         pixels = load_lines(pointer + border_index(line_index, size, BORDER) * stride + offsets_across, inside, BORDER, BYTES)
         blurred = add_lines(blurred, pixels, first_line, exponent, norm, TAPS, ALONG)
@@ -84,8 +86,10 @@ def blur_columns_kernel(
 ):  # fmt: skip
     """Blur ``source`` along y into ``blurred_y``, (B, C, W, H).
 
-    The planes of the result are transposed, because a warp reads contiguous pixels only across the axis of its filter: this
-    kernel reads ``source`` along x, and ``blur_rows`` reads ``blurred_y`` along y.
+    ``blurred_y`` has the values as uint16 in [0, 1], or as float32 in the unit of ``source``. Its planes are transposed,
+    because the threads of a warp lie across the axis of the filter: this kernel reads ``source`` along x, and ``blur_rows``
+    reads ``blurred_y`` along y. For the other arguments see ``filter_kernel`` (``frame.py``) and ``tile_indices``
+    (``tiles.py``).
 
     Grid: (blocks per image, samples, channels).
     """
@@ -95,7 +99,7 @@ def blur_columns_kernel(
     if skipped:
         return
     tile_start, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
-    if tl.load(row) != 0:
+    if tl.load(row) != 0:  # for other samples, ``blur_rows`` reads ``source``
         offsets_across = tl.minimum(x, width - 1) * SOURCE_W
         value = blur_tile_along(
             pointer, tile_start, height, source_h, offsets_across, tl.load(row + 1), TAPS, BORDER, BYTES, ALONG, ACROSS
@@ -158,7 +162,7 @@ def blur_strips_kernel(
     iteration stores:
 
         columns from     first_column - REACH   first_column   first_column + REACH   first_column + 2 · REACH
-        at the begin     previous               current        next                   read from the source
+        at the start     previous               current        next                   read from the source
         stored                                  blurred along x, with ``previous`` and ``next`` as neighbours
         at the end                              previous       current                next: blurred along y
 
@@ -275,7 +279,8 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, ou
     """Prepare the launches of a pass that begins with a blur. The arguments are described in ``filter_launch``.
 
     Cost:
-        With two launches, memory for the images that are blurred along y: float32, or 16 bits per value, as between passes.
+        With two launches, memory for the images that are blurred along y: float32, or 16 bits per value where images between
+        two passes may have them (``may_store_16_bits``).
     """
     (size_y, size_x) = pass_.front.kernel_size
     border = BORDERS[pass_.front.border]
@@ -303,7 +308,8 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, o
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     constants |= {**blur, "STRIP": STRIP, "REACH": REACH}
-    # Images between passes begin at aligned addresses; images of users may not. Only the first pass has ``first_column`` 0.
+    # Images between passes begin at aligned addresses; images of users may not. The first pass, whose columns begin at 0, reads
+    # those of users.
     aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0

@@ -5,11 +5,13 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.frame import filter_launch
-from gpuaug.fusion.backends.triton.filters.tiles import border_index, load_pixels
+from gpuaug.fusion.backends.triton.filters.tiles import BORDERS, border_index, load_pixels
 from gpuaug.fusion.backends.triton.launch import FilterLaunch
 from gpuaug.fusion.backends.triton.pixel_math import ROUNDED, clamp01, div_by_255, to_bytes
 from gpuaug.fusion.ops.filters import SharpnessOp
 from gpuaug.fusion.program.plan import OpPass
+
+REPLICATE = tl.constexpr(BORDERS["replicate"])
 
 
 @triton.jit
@@ -19,18 +21,19 @@ def sharpen(
 ):  # fmt: skip
     """Return blur + (pixel - blur) · factor, where the blur is a 3x3 mean in which the centre has five times the weight.
 
-    Border pixels of the image are not blurred. Columns of a row: apply mask, factor. ``SETTINGS``: (whether the blur is rounded
-    to bytes,). See ``filter_kernel`` for the other arguments.
+    Border pixels of the image are not blurred. A row of the parameter table has two columns: apply mask (0 to skip the op), and
+    factor. ``SETTINGS``: (whether the blur is rounded to multiples of 1/255,). See ``FILTER`` in ``filter_kernel``
+    (``frame.py``) for the other arguments, and ``tiles.py`` for tiles.
     """
     output_line = tl.arange(0, ALONG)[None, :]
     sum_3x3 = tl.zeros((ACROSS, ALONG), tl.float32)
     centre = tl.zeros((ACROSS, ALONG), tl.float32)
-    # Lines from one above the tile to one below it. Output line i depends on the lines i, i + 1 (its centre) and i + 2.
+    # Line 0 is the line above the tile, so output line i depends on the lines i, i + 1 (its centre) and i + 2.
     for line_index in tl.static_range(ALONG + 2):
-        line_pointer = plane_address + border_index(tile_start + (line_index - 1), height, 2) * stride_y
-        left = load_pixels(line_pointer + border_index(x - 1, width, 2) * SOURCE_W, True, 2, BYTES)
-        middle = load_pixels(line_pointer + border_index(x, width, 2) * SOURCE_W, True, 2, BYTES)
-        right = load_pixels(line_pointer + border_index(x + 1, width, 2) * SOURCE_W, True, 2, BYTES)
+        line_pointer = plane_address + border_index(tile_start + (line_index - 1), height, REPLICATE) * stride_y
+        left = load_pixels(line_pointer + border_index(x - 1, width, REPLICATE) * SOURCE_W, True, REPLICATE, BYTES)
+        middle = load_pixels(line_pointer + border_index(x, width, REPLICATE) * SOURCE_W, True, REPLICATE, BYTES)
+        right = load_pixels(line_pointer + border_index(x + 1, width, REPLICATE) * SOURCE_W, True, REPLICATE, BYTES)
         if not BYTES:
             left, middle, right = clamp01(left), clamp01(middle), clamp01(right)
         tap_y = line_index - output_line
