@@ -99,8 +99,11 @@ def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True
         count = 0 if plan is None else sum(len(column.lengths) for column in plan.layout.packed)
         return value if count < MIN_PACKED_TENSORS else plan
 
+    def is_selected(value: Any) -> bool:  # values inside of a selected object are not packed
+        return packs(value) or is_packed(value) or batches.moves_itself(value)
+
     try:
-        planned_batch = batches.map_members(planned, lambda value: packs(value) or batches.moves_itself(value), batch)
+        planned_batch = batches.map_members(planned, is_selected, batch)
     except ArgumentTypeError:  # a container that cannot be rebuilt
         return batch
     if planned_batch is batch:

@@ -90,6 +90,14 @@ def test_what_cannot_be_packed_is_handed_on(batch):
     assert packed(batch) is batch
 
 
+def test_packed_dicts_are_not_packed_again():
+    """As on the copy lane, after a worker has packed them: values that are not packed may be target dicts themselves."""
+    records = [{"boxes": torch.ones(2, 4), "parts": {"boxes": torch.ones(1, 4)}} for _ in range(9)]
+    found = packed([torch.zeros(3), records])
+    assert packed(found) is found
+    assert_same(unpack_targets(found)[1], records)
+
+
 def test_an_empty_tensor_may_be_shared():
     nothing = torch.zeros(0, 4)
     records = [{"boxes": torch.ones(1, 4)} for _ in range(8)] + [{"boxes": nothing}] * 2
