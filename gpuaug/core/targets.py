@@ -385,23 +385,21 @@ class TargetsLayout:
         container_type: Type of the sequence of the dicts, list or tuple.
         records: The dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
         packed: Packed columns, in the order of ``PackedTargets.flat``.
-        others: (index of the dict, key) of each value in ``PackedTargets.others``.
         groups: Number of dicts of each sample, if each sample has a list of dicts; ``None`` if each sample has one dict.
         keys: Keys of all dicts, in the order of their first occurrence. Default: read from ``records``.
     """
 
-    __slots__ = ("container_type", "groups", "keys", "others", "packed", "records")
+    __slots__ = ("container_type", "groups", "keys", "packed", "records")
 
     def __init__(
         self,
         container_type: type[Any],
         records: list[dict[Any, Any]],
         packed: list[PackedColumn],
-        others: list[tuple[int, Any]],
         groups: list[int] | None = None,
         keys: tuple[Any, ...] | None = None,
     ) -> None:
-        self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
+        self.container_type, self.records, self.packed = container_type, records, packed
         self.groups = groups
         self.keys = tuple(dict.fromkeys(chain.from_iterable(records))) if keys is None else keys
 
@@ -439,8 +437,8 @@ class PackedTargets:
 
     flat: tuple[Tensor, ...]
     """Concatenation of the tensors of each packed column."""
-    others: tuple[Any, ...]
-    """Values that are not packed. Numbers and strings are not here, but in ``layout.records``."""
+    others: dict[Any, dict[int, Any]]
+    """Key → index of the dict → value, for columns that are not packed. Numbers and strings are in ``layout.records``."""
     layout: TargetsLayout
     """Structure of the dicts."""
     pending: PendingRows | None = None
@@ -450,6 +448,12 @@ class PackedTargets:
         """Return key → packed column."""
         pairs = zip(self.layout.packed, self.flat, strict=True)
         return {column.name: FlatColumn(column, flat) for column, flat in pairs}
+
+    def all_columns(self) -> dict[Any, Column]:
+        """Return key → column, packed or not."""
+        others = {name: Column([*values], [*values.values()], name) for name, values in self.others.items()}
+        moved = {**self.columns(), **others}
+        return moved if moved.keys() >= set(self.layout.keys) else {**columns(self.layout.records), **moved}
 
     def with_columns(
         self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None
@@ -464,7 +468,7 @@ class PackedTargets:
         old = {column.name: (column, flat) for column, flat in zip(layout.packed, self.flat, strict=True)}
         new = {**old, **columns}.values()
         packed = [column for column, _ in new]
-        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.others, layout.groups, layout.keys)
+        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.groups, layout.keys)
         return PackedTargets(tuple(flat for _, flat in new), self.others, new_layout, pending)
 
     def settled(self) -> "PackedTargets":
@@ -492,8 +496,9 @@ class PackedTargets:
         for name, column in self.columns().items():
             for sample, tensor in zip(column.samples, column.values, strict=True):
                 records[sample][name] = tensor
-        for (sample, name), value in zip(self.layout.others, self.others, strict=True):
-            records[sample][name] = value
+        for name, values in self.others.items():
+            for sample, value in values.items():
+                records[sample][name] = value
         if self.layout.groups is not None:
             rest = iter(records)
             records = [list(islice(rest, count)) for count in self.layout.groups]

@@ -9,7 +9,7 @@ In this file the N = k · B images are in the order of the samples: first all im
 order, and so have the boxes of all images in one tensor. So the dicts of a group are merged without sorting.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, starmap
 from typing import Any
 
@@ -23,11 +23,14 @@ from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.targets import (
     BOXES,
+    HOLDS_NOTHING,
     KEYPOINTS,
     MASKS,
     PER_BOX,
     TARGET_KEYS,
     TARGET_TYPES,
+    Column,
+    FlatColumn,
     Kind,
     PackedTargets,
     TargetsLayout,
@@ -391,7 +394,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
     if isinstance(targets, PackedTargets):
         layout = targets.layout
         if layout.groups == [count] * batch:
-            layout = TargetsLayout(list, layout.records, layout.packed, layout.others, keys=layout.keys)
+            layout = TargetsLayout(list, layout.records, layout.packed, keys=layout.keys)
             return PackedTargets(targets.flat, targets.others, layout)
         targets = targets.unpacked()
     if not isinstance(targets, list | tuple) or len(targets) != batch:
@@ -404,7 +407,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
     if set(map(type, records)) != {dict}:
         _check_dicts(targets, count)
         records = [dict(record) for dicts in targets for record in dicts]
-    return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
+    return packed_targets(records, device)
 
 
 def _check_dicts(targets: Sequence[Any], count: int) -> None:
@@ -439,27 +442,9 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     Raises:
         ArgumentError: If the numbers differ in an image.
     """
-    # (key, class, number of axes, images that have the key, number of entries per such image): first for each packed column,
-    # then for each other value, which belongs to one image.
-    entries: list[tuple[Any, type, int, Sequence[int], list[int]]] = [
-        (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
-        for name, column in targets.columns().items()
-    ]
-    # If all keys are packed, the dicts in ``layout.records`` hold no values.
-    are_empty = {name for name, *_ in entries}.issuperset(targets.layout.keys)
-    plain_values = (
-        (image, name, value)
-        for image, record in enumerate(() if are_empty else targets.layout.records)
-        for name, value in record.items()
-        if value is not None and name in PER_BOX
-    )
-    unpacked_values = ((image, name, value) for (image, name), value in zip(targets.layout.others, targets.others, strict=True))
-    for image, name, value in chain(unpacked_values, plain_values):
-        axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
-        entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
     parts_by_name: dict[Any, list[tuple[Sequence[int], list[int]]]] = {}
     box_parts: list[tuple[Sequence[int], list[int]]] = []
-    for name, cls, axes, images, lengths in entries:
+    for name, cls, axes, images, lengths in chain.from_iterable(map(_entries, targets.all_columns().values())):
         kind = _kind_of(name, cls)
         # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
         # entry per object.
@@ -480,6 +465,17 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
                     f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got "
                     f"{'a single value' if got == _SINGLE else got}. Return boxes and {name} of all objects from the data set."
                 )
+
+
+def _entries(column: Column) -> Iterator[tuple[Any, type, int, Sequence[int], list[int]]]:
+    """Yield (key, class, number of axes, images, number of entries per image) for a packed column, or for each value."""
+    if isinstance(column, FlatColumn):
+        yield column.name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths
+        return
+    for image, value in zip(column.samples, column.values, strict=True):
+        if value is not None and (column.name in PER_BOX or type(value) not in HOLDS_NOTHING):
+            axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
+            yield column.name, type(value), axes, [image], [len(value) if axes else _SINGLE]
 
 
 class _ImagesCall(Call):

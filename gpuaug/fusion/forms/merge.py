@@ -77,16 +77,17 @@ class Merge:
             name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
-        layout = self._packed.layout
-        # (index of the canvas, key) → values of the group that are not packed, in the order of the images.
-        others: dict[tuple[int, Any], list[Any]] = {}
-        for (image, name), value in zip(layout.others, self._packed.others, strict=True):
-            if self._is_kept(name in PER_BOX)[image]:
-                others.setdefault((image // self._count, name), []).append(value)
-        values = [_concatenated(parts) for parts in others.values()]
+        # Key → index of the canvas → values of the group that are not packed, in the order of the images.
+        others: dict[Any, dict[int, list[Any]]] = {name: {} for name in self._packed.others}
+        for name, values in self._packed.others.items():
+            is_kept = self._is_kept(name in PER_BOX)
+            for image, value in values.items():
+                if is_kept[image] and value is not None:
+                    others[name].setdefault(image // self._count, []).append(value)
+        new_others = {name: {index: _concatenated(parts) for index, parts in groups.items()} for name, groups in others.items()}
         columns = [column for column, _ in new_columns.values()]
-        new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
-        return PackedTargets(tuple(flat for _, flat in new_columns.values()), tuple(values), new_layout)
+        new_layout = TargetsLayout(list, self._packed.layout.records[:: self._count], columns)
+        return PackedTargets(tuple(flat for _, flat in new_columns.values()), new_others, new_layout)
 
     def _is_kept(self, is_per_box: bool) -> NDArray[np.bool_]:
         """Return the (N,) mask of the images whose values the merged dicts get.

@@ -243,6 +243,9 @@ def test_sanitize_keeps_images_without_annotations():
     assert list(kept[1]) == ["image_id", "size"]
     assert kept[1]["size"] is bare["size"]
     assert len(kept[0]["valid"]) == 1
+    records = [{"boxes": torch.zeros(2, 4), "valid": torch.ones(2).bool(), "size": torch.tensor([4, 5])}, bare]
+    packed = gpuaug.sanitize(in_packed(records))
+    assert [each["size"].tolist() for each in unpack_targets(settle_targets(packed))] == [[4, 5]] * 2
     (alone,) = gpuaug.sanitize([bare])
     assert alone == bare
     assert alone is not bare
