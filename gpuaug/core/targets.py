@@ -8,6 +8,7 @@ Functions process whole columns, because a batch has hundreds of tensors, and a 
 torchvision's tensor classes are recognized by the name of their module, because torchvision is not imported here.
 """
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -170,8 +171,8 @@ class PackedColumn(NamedTuple):
         return typed_parts
 
     def plain(self) -> Self:
-        """Return the description of the same column with plain tensors, without attributes."""
-        return self._replace(tensor_type=Tensor, attributes=[{}])
+        """Return the description of the same column with plain tensors in place of torchvision's, without attributes."""
+        return self._replace(tensor_type=Tensor, attributes=[{}]) if type_name_of(self.tensor_type) else self
 
 
 class Column:
@@ -446,8 +447,7 @@ class PackedTargets:
 
     def columns(self) -> dict[Any, FlatColumn]:
         """Return key → packed column."""
-        pairs = zip(self.layout.packed, self.flat, strict=True)
-        return {column.name: FlatColumn(column, flat) for column, flat in pairs}
+        return {column.name: FlatColumn(column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
 
     def all_columns(self) -> dict[Any, Column]:
         """Return key → column, packed or not."""
@@ -464,12 +464,11 @@ class PackedTargets:
             columns: Key → (description, flat tensor) of each new column.
             pending: Pending removal of rows from the result; ``None`` if there is none.
         """
-        layout = self.layout
-        old = {column.name: (column, flat) for column, flat in zip(layout.packed, self.flat, strict=True)}
+        old = {column.name: (column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
         new = {**old, **columns}.values()
-        packed = [column for column, _ in new]
-        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.groups, layout.keys)
-        return PackedTargets(tuple(flat for _, flat in new), self.others, new_layout, pending)
+        layout = copy.copy(self.layout)
+        layout.packed = [column for column, _ in new]
+        return PackedTargets(tuple(flat for _, flat in new), self.others, layout, pending)
 
     def settled(self) -> "PackedTargets":
         """Return packed targets with the pending removal completed. Call after the device has written ``pending.keep_mask``."""
@@ -477,13 +476,9 @@ class PackedTargets:
             return self
         counts = self.pending.counts()
         total = sum(counts)
-        return self.with_columns(
-            {
-                name: (column.packed._replace(lengths=counts), column.joined[:total])
-                for name, column in self.columns().items()
-                if name in self.pending.names
-            }
-        )
+        pending_columns = [column for column in self.columns().values() if column.name in self.pending.names]
+        new = {column.name: (column.packed._replace(lengths=counts), column.joined[:total]) for column in pending_columns}
+        return self.with_columns(new)
 
     def unpacked(self) -> Any:
         """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.

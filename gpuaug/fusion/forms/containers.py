@@ -146,9 +146,8 @@ class Container:
     def _read_packed(self, packed: PackedTargets) -> _MakeResult | None:
         """Read packed target dicts without unpacking them. Return ``None``, with no slots, if they have to be unpacked."""
         columns_by_key = packed.columns()
-        by_key = self.key == "targets"  # whether targets are recognized by their keys, not only by their class
         target_keys = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
-        is_list = by_key or self.key == "tv_tensors"
+        is_list = self.key in ("targets", "tv_tensors")
         # Unpack clips, and dicts that have targets outside of packed columns.
         if self._call.frames or not is_list or not target_keys <= columns_by_key.keys() or holds_targets(packed.others):
             return None
@@ -159,13 +158,10 @@ class Container:
             self.slots.clear()
             return None
         # Local variables, because ``self`` in the function would be a reference cycle: ``self.output`` is the function.
-        slots, is_pure = self.slots, self._call.conversions.is_pure
+        slots = self.slots
 
         def make_result() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
-            if by_key and is_pure:
-                typed = (column for column in columns_by_key.values() if type_name_of(column.packed.tensor_type))
-                changes = {column.name: (column.packed.plain(), column.joined) for column in typed}
             for slot in slots:
                 changes[slot.path[-1]] = slot.result()
                 if slot.valid is not None:
@@ -353,7 +349,6 @@ class Container:
         value_makers = self._read_columns(columns(records, samples), path, per_frame=per_frame, are_mappings=are_mappings)
         position_of = {sample: position for position, sample in enumerate(samples)}
         are_target_dicts = self.key == "targets" and not path  # these are copied even if there are no targets
-        is_pure = are_target_dicts and self._call.conversions.is_pure
 
         def new_records() -> Sequence[Any]:
             # For a dict, its copy, into which the results are written. For another container, only the results.
@@ -361,10 +356,6 @@ class Container:
             for name, value_samples, make_values in value_makers:
                 for sample, new_value in zip(value_samples, make_values(), strict=True):
                     changes[position_of[sample]][name] = new_value
-            for record, change in zip(records, changes, strict=True) if is_pure else ():
-                for name, value in {**record, **change}.items():
-                    if type(value) not in HOLDS_NOTHING and type_name(value):
-                        change[name] = value.as_subclass(Tensor)
             if are_dicts:
                 return changes
             return [

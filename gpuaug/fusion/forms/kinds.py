@@ -27,8 +27,6 @@ from gpuaug.core.targets import (
     as_plain_tensors,
     owners_of,
     split,
-    type_name,
-    type_name_of,
     with_class_of,
 )
 from gpuaug.fusion.backends import dispatch
@@ -335,18 +333,15 @@ class Slot:
         parts = packed.parts(values)
         if self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.values, strict=True)]
-        is_pure = self.call.conversions.is_pure
-        return [
-            part if is_pure and type_name(value) else with_class_of(part, value, **self._attributes(vars(value)))
-            for part, value in zip(parts, column.values, strict=True)
-        ]
+        pairs = zip(parts, column.values, strict=True)
+        return [with_class_of(part, value, **self._attributes(vars(value))) for part, value in pairs]
 
     def result(self) -> tuple[PackedColumn, Tensor]:
         """Return the results as a packed column: (description, concatenation)."""
-        column, conversions = self.column, self.call.conversions
+        column = self.column
         packed, values = column.packed, self.target.values
         if self.kind is MASKS:
-            values = values[:, 0] if conversions.masks is None else values[:, 0].to(conversions.masks)
+            values = values[:, 0]
             packed = packed._replace(lengths=self.counts, shapes=None)
             if 2 in map(len, column.shapes):
                 shapes = [torch.Size((*shape[:-2], *self.call.out)) for shape in column.shapes]
@@ -354,8 +349,6 @@ class Slot:
         elif column.row_shape is not None:
             values = values.view(sum(packed.lengths), *column.row_shape)
         values = values if packed.shapes is None else values.flatten()
-        if conversions.is_pure and type_name_of(packed.tensor_type):
-            return packed.plain(), values
         return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -372,6 +372,8 @@ class Record:
             matrix = self._matrix_or_identity
             for points in self._points:
                 points.transform(matrix, self.call.input_sizes, self.call.out, self.call.conversions)
+        for masks in self._masks if call.conversions.masks is not None else ():
+            masks.values = masks.values.to(call.conversions.masks)
         values = [adapter.output() for adapter in self.adapters]
         for index, labels in self._labels.items():
             values.insert(index, labels)

@@ -1,9 +1,10 @@
-"""Outputs of several *views*, that is, random augmentations of the same images.
+"""Outputs of several *views*, that is, random augmentations of the same images, and conversion of the outputs of a call.
 
 Not in ``record.py``, because a ``Record`` holds the inputs and outputs of one view.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, holds_targets, type_name, with_class_of
+from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, PackedTargets, holds_targets, type_name, with_class_of
 
 
 def concatenated_views(views: Sequence[Any], keys: Sequence[str], samples: int, *, is_cutmix: bool) -> Any:
@@ -89,3 +90,16 @@ def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
     if isinstance(first, Mapping) and VALID.name in first and BOXES.class_name in map(type_name, first.values()):
         result[VALID.name] = torch.cat([view[VALID.name] for view in views])
     return batches.replace(first, result)
+
+
+def pure_tensors(results: Any) -> Any:
+    """Return the outputs of a call with plain tensors in place of torchvision's, as ``v2.ToPureTensor`` does."""
+    return batches.map_members(_pure, lambda value: isinstance(value, Tensor | PackedTargets), results)
+
+
+def _pure(value: Tensor | PackedTargets) -> Any:
+    """Return a tensor, or packed target dicts, without torchvision's classes. Other subclasses of ``Tensor`` remain."""
+    if isinstance(value, Tensor):
+        return value.as_subclass(Tensor) if type_name(value) else value
+    packed = value.with_columns({name: (column.packed.plain(), column.joined) for name, column in value.columns().items()})
+    return replace(packed, others=pure_tensors(packed.others))
