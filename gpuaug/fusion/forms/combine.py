@@ -9,8 +9,8 @@ In this file the N = k · B images are in the order of the samples: first all im
 order, and so have the boxes of all images in one tensor. So the dicts of a group are merged without sorting.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, starmap
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,10 @@ from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.targets import (
     BOXES,
-    HOLDS_NOTHING,
     KEYPOINTS,
     MASKS,
-    PER_BOX,
-    TARGET_KEYS,
-    TARGET_TYPES,
-    Column,
-    FlatColumn,
-    Kind,
     PackedTargets,
     TargetsLayout,
-    type_name_of,
 )
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, send, size_of
@@ -45,7 +37,7 @@ from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
 from gpuaug.fusion.forms.kinds import Masks, Points
-from gpuaug.fusion.forms.merge import Merge, PlacedMasks
+from gpuaug.fusion.forms.merge import Merge, PlacedMasks, keys_per_box, kind_of
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import BoxFormatName
@@ -103,7 +95,7 @@ class Combination:
         """Mask of the pixels of all canvases on which objects are pasted, flat uint8. ``_paste`` sets it."""
         if "targets" in values:
             self._targets = _packed(values["targets"], self.size.batch, images_per_sample, self.device)
-            _check_entries(self._targets, images_per_sample)
+            self._keys_per_box = keys_per_box(self._targets, images_per_sample)
 
     @property
     def plan_key(self) -> ImageKey | None:
@@ -115,7 +107,7 @@ class Combination:
         if height is None or width is None:
             return None
         columns = self._targets.layout.packed if self._targets is not None else ()
-        kinds = {_kind_of(column.name, column.tensor_type) for column in columns}
+        kinds = {kind_of(column.name, column.tensor_type) for column in columns}
         shape = torch.Size((self.size.batch, self.size.channels, height, width))
         return shape, self.device, MASKS in kinds, bool(kinds & {BOXES, KEYPOINTS})
 
@@ -219,7 +211,7 @@ class Combination:
         # The container returns a list of dicts if it had to unpack them.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
-        return Merge(packed, placement).result(masks)
+        return Merge(packed, placement, self._keys_per_box).result(masks)
 
     def _paste(
         self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor
@@ -262,7 +254,7 @@ class Combination:
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
-        # An image has one box per mask, in the same order (``_check_entries``): ``corners`` has one row per index in ``rows``.
+        # An image has one box per mask, in the same order (``keys_per_box``): ``corners`` has one row per index in ``rows``.
         for target, rows in zip(boxes, rows_of_boxes, strict=True):
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
@@ -293,9 +285,6 @@ class Combination:
         (image_layouts,) = send([self._pixels.layouts[:, :3]], self.device)
         return Ragged(data, image_layouts, Shapes(sizes.copy(), self._pixels.channels, "chw"))
 
-
-_SINGLE = -1
-"""In place of a number of entries: the value is a number or another value without axes."""
 
 _UNBOUNDED = 2**24
 """Height and width to which boxes are clipped if canvases differ in size: they clip nothing.
@@ -423,59 +412,6 @@ def _check_dicts(targets: Sequence[Any], count: int) -> None:
                 f"targets of sample {sample} must be {count} dicts, one per image, got {len(dicts)}. Return as many dicts as "
                 "images from the data set."
             )
-
-
-def _kind_of(name: Any, cls: type) -> Kind | None:
-    """Return the kind of values under key ``name``, or of class ``cls``; ``None`` if passes do not change such values."""
-    return TARGET_KEYS.get(name, TARGET_TYPES.get(type_name_of(cls)))
-
-
-def _check_entries(targets: PackedTargets, count: int) -> None:
-    """Check that in each image, keys with one entry per box have as many entries as the image has boxes.
-
-    Otherwise, in the merged dict, entries of one image would belong to boxes of another image.
-
-    Args:
-        targets: Target dicts of all images, in the order of the samples.
-        count: Number of images per sample.
-
-    Raises:
-        ArgumentError: If the numbers differ in an image.
-    """
-    parts_by_name: dict[Any, list[tuple[Sequence[int], list[int]]]] = {}
-    box_parts: list[tuple[Sequence[int], list[int]]] = []
-    for name, cls, axes, images, lengths in chain.from_iterable(map(_entries, targets.all_columns().values())):
-        kind = _kind_of(name, cls)
-        # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
-        # entry per object.
-        is_per_object = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
-        if is_per_object:
-            parts = parts_by_name.setdefault(name, [])
-            parts.append((images, lengths))
-            box_parts = parts if not box_parts and kind is BOXES else box_parts
-    for name, parts in parts_by_name.items() if box_parts else ():
-        if parts == box_parts:
-            continue
-        counts, box_counts = (dict(chain.from_iterable(starmap(zip, parts_of_key))) for parts_of_key in (parts, box_parts))
-        for image in sorted({*counts, *box_counts}):
-            expected, got = box_counts.get(image, 0), counts.get(image, 0)
-            if expected != got:
-                sample, position = divmod(image, count)
-                raise ArgumentError(
-                    f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got "
-                    f"{'a single value' if got == _SINGLE else got}. Return boxes and {name} of all objects from the data set."
-                )
-
-
-def _entries(column: Column) -> Iterator[tuple[Any, type, int, Sequence[int], list[int]]]:
-    """Yield (key, class, number of axes, images, number of entries per image) for a packed column, or for each value."""
-    if isinstance(column, FlatColumn):
-        yield column.name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths
-        return
-    for image, value in zip(column.samples, column.values, strict=True):
-        if value is not None and (column.name in PER_BOX or type(value) not in HOLDS_NOTHING):
-            axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
-            yield column.name, type(value), axes, [image], [len(value) if axes else _SINGLE]
 
 
 class _ImagesCall(Call):
