@@ -186,7 +186,8 @@ class Container:
         if call.frames and self._is_per_frame(value):
             frames = Column(range(call.size.images), list(chain.from_iterable(value)))
             make_values = self._read_column(frames, path, per_frame=True)
-            assert make_values is not None
+            if make_values is None:
+                return None
             return lambda: type(value)(map(type(value[0]), call.output_frames(make_values())))
         if _is_sequence(value):
             return self._read_sequence(value, path)
@@ -389,7 +390,7 @@ class Container:
             )
 
     def _is_per_frame(self, value: Any) -> bool:
-        """Return whether a value is a list with one list per clip, and has targets.
+        """Return whether a value is a list with one list per clip.
 
         Each inner list has one element per frame. All elements are of one type, or ``None``.
         """
@@ -398,7 +399,7 @@ class Container:
             return False
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
             return False
-        return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+        return len({type(element) for clip in value for element in clip} - {type(None)}) == 1
 
 
 def _by_class(column: Column) -> dict[Kind | None, Sequence[int]]:
