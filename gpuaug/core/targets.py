@@ -10,7 +10,7 @@ torchvision's tensor classes are recognized by the name of their module, because
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,11 +145,11 @@ class PackedColumn(NamedTuple):
     """Index of the dict of each tensor."""
     lengths: list[int]
     """Number of rows of each tensor; or, if ``shapes`` is not ``None``, number of elements of each tensor."""
-    shapes: list[torch.Size] | None
+    shapes: list[torch.Size] | None = None
     """Shape of each tensor if shapes differ in more than the first axis: then the flat tensor has one axis. Else ``None``."""
-    tensor_type: type[Tensor]
+    tensor_type: type[Tensor] = Tensor
     """Class of the tensors. The flat tensor is a plain tensor, that is, a ``torch.Tensor``."""
-    attributes: list[dict[str, Any]]
+    attributes: list[dict[str, Any]] = [{}]  # noqa: RUF012 - not modified
     """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
 
     def parts(self, flat: Tensor) -> Sequence[Tensor]:
@@ -455,20 +455,17 @@ class PackedTargets:
         moved = {**self.columns(), **others}
         return moved if moved.keys() >= set(self.layout.keys) else {**columns(self.layout.records), **moved}
 
-    def with_columns(
-        self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None
-    ) -> "PackedTargets":
-        """Return packed targets with columns replaced or added.
+    def with_columns(self, columns: Iterable[FlatColumn], pending: PendingRows | None = None) -> "PackedTargets":
+        """Return packed targets with packed columns replaced or added.
 
         Args:
-            columns: Key → (description, flat tensor) of each new column.
+            columns: New columns.
             pending: Pending removal of rows from the result; ``None`` if there is none.
         """
-        old = {column.name: (column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
-        new = {**old, **columns}.values()
+        new = {**self.columns(), **{column.name: column for column in columns}}.values()
         layout = copy.copy(self.layout)
-        layout.packed = [column for column, _ in new]
-        return PackedTargets(tuple(flat for _, flat in new), self.others, layout, pending)
+        layout.packed = [column.packed for column in new]
+        return PackedTargets(tuple(column.joined for column in new), self.others, layout, pending)
 
     def settled(self) -> "PackedTargets":
         """Return packed targets with the pending removal completed. Call after the device has written ``pending.keep_mask``."""
@@ -477,8 +474,9 @@ class PackedTargets:
         counts = self.pending.counts()
         total = sum(counts)
         pending_columns = [column for column in self.columns().values() if column.name in self.pending.names]
-        new = {column.name: (column.packed._replace(lengths=counts), column.joined[:total]) for column in pending_columns}
-        return self.with_columns(new)
+        return self.with_columns(
+            FlatColumn(column.packed._replace(lengths=counts), column.joined[:total]) for column in pending_columns
+        )
 
     def unpacked(self) -> Any:
         """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.

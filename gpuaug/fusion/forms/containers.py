@@ -161,15 +161,12 @@ class Container:
         slots = self.slots
 
         def make_result() -> PackedTargets:
-            changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
-            for slot in slots:
-                changes[slot.path[-1]] = slot.result()
-                if slot.valid is not None:
-                    changes[VALID.name] = (
-                        PackedColumn(VALID.name, slot.column.samples, slot.counts, None, Tensor, [{}]),
-                        slot.valid,
-                    )
-            return packed.with_columns(changes)
+            valid = [
+                FlatColumn(PackedColumn(VALID.name, slot.column.samples, slot.counts), slot.valid)
+                for slot in slots
+                if slot.valid is not None
+            ]
+            return packed.with_columns([*(slot.result() for slot in slots), *valid])
 
         return make_result
 
@@ -258,9 +255,9 @@ class Container:
         slot = self._new_slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
 
         def make_result() -> Tensor:
-            column, values = slot.result()
-            values = values.view(tensor.shape)
-            (result,) = column._replace(lengths=[len(tensor)]).tensors(
+            column = slot.result()
+            values = column.joined.view(tensor.shape)
+            (result,) = column.packed._replace(lengths=[len(tensor)]).tensors(
                 values[:, list(call.frame_indices)] if per_frame else values
             )
             return result

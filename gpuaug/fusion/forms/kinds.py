@@ -23,7 +23,6 @@ from gpuaug.core.targets import (
     Column,
     FlatColumn,
     Kind,
-    PackedColumn,
     as_plain_tensors,
     owners_of,
     split,
@@ -326,18 +325,17 @@ class Slot:
 
     def parts(self) -> Sequence[Tensor]:
         """Return the result for each value of ``column``, with its axes, dtype and class unless ``conversions`` change them."""
-        column = self.column
-        packed, values = self.result()
+        column, result = self.column, self.result()
         if len(column.types) == len(column.dtypes) == 1:
-            return packed.tensors(values)
-        parts = packed.parts(values)
+            return result.values
+        parts = result.packed.parts(result.joined)
         if self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.values, strict=True)]
         pairs = zip(parts, column.values, strict=True)
         return [with_class_of(part, value, **self._attributes(vars(value))) for part, value in pairs]
 
-    def result(self) -> tuple[PackedColumn, Tensor]:
-        """Return the results as a packed column: (description, concatenation)."""
+    def result(self) -> FlatColumn:
+        """Return the results as a packed column."""
         column = self.column
         packed, values = column.packed, self.target.values
         if self.kind is MASKS:
@@ -349,7 +347,7 @@ class Slot:
         elif column.row_shape is not None:
             values = values.view(sum(packed.lengths), *column.row_shape)
         values = values if packed.shapes is None else values.flatten()
-        return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
+        return FlatColumn(packed._replace(attributes=list(map(self._attributes, packed.attributes))), values)
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
         """Return the attributes of a result, such as ``canvas_size``. ``attributes``: of the input; empty if it is plain."""

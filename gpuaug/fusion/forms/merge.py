@@ -146,10 +146,10 @@ class Merge:
 
     def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
         """Return one packed dict per canvas. ``masks``: key → masks on the canvases, which replace the masks of the dicts."""
-        new_columns = {
-            name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
+        columns = [
+            self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
-        }
+        ]
         # Key → index of the canvas → values of the group that are not packed, in the order of the images.
         others: dict[Any, dict[int, list[Any]]] = {name: {} for name in self._packed.others}
         for name, values in self._packed.others.items():
@@ -158,9 +158,8 @@ class Merge:
                 if is_kept[image] and value is not None:
                     others[name].setdefault(image // self._count, []).append(value)
         new_others = {name: {index: _merged_value(parts) for index, parts in groups.items()} for name, groups in others.items()}
-        columns = [column for column, _ in new_columns.values()]
-        new_layout = TargetsLayout(list, self._packed.layout.records[:: self._count], columns)
-        return PackedTargets(tuple(flat for _, flat in new_columns.values()), new_others, new_layout)
+        layout = TargetsLayout(list, self._packed.layout.records[:: self._count], [])
+        return PackedTargets((), new_others, layout).with_columns(columns)
 
     def _is_kept(self, is_per_box: bool) -> NDArray[np.bool_]:
         """Return the (N,) mask of the images whose values the merged dicts get.
@@ -170,8 +169,8 @@ class Merge:
         """
         return self._placement.used if is_per_box else self._is_first
 
-    def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
-        """Return the description and the data of a merged column, with one value per canvas."""
+    def _merged(self, column: PackedColumn, flat: Tensor) -> FlatColumn:
+        """Return a merged column, with one value per canvas, from the description and the data of the column."""
         is_per_box = column.name in self._keys or type_name_of(column.tensor_type) in TARGET_TYPES
         if is_per_box and column.shapes is not None:
             raise ArgumentError(
@@ -193,7 +192,7 @@ class Merge:
             attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
             attributes = [{**entries, "canvas_size": size} for entries, size in zip(attributes, sizes, strict=True)]
         shapes = None if column.shapes is None else [column.shapes[position] for position in first_positions]
-        return column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat
+        return FlatColumn(column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat)
 
     def _groups_of(self, is_per_box: bool, samples: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Groups:
         """Return the ``_Groups`` of a column with values of ``lengths`` rows for the images ``samples``."""
@@ -209,8 +208,8 @@ class Merge:
         first_positions = kept_positions[np.searchsorted(canvas_of_value, canvases)]
         return kept_rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
 
-    def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> tuple[PackedColumn, Tensor]:
-        """Return the description and the data of the merged column of masks, (n, H, W) per canvas."""
+    def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> FlatColumn:
+        """Return the merged column of masks, (n, H, W) per canvas."""
         owners, flat = placed_masks
         images = indices_of(column.samples)
         # Canvases that show at least one image whose dict has masks.
@@ -219,9 +218,9 @@ class Merge:
         sizes = self._placement.canvases[canvases].tolist()
         column = column._replace(samples=canvases.tolist(), lengths=masks_per_canvas, shapes=None)
         if all(size == sizes[0] for size in sizes):
-            return column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1)
+            return FlatColumn(column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1))
         shapes = [torch.Size((count, *size)) for count, size in zip(masks_per_canvas, sizes, strict=True)]
-        return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
+        return FlatColumn(column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat)
 
 
 def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
@@ -236,10 +235,10 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTarg
         return packed
     samples, lengths = columns[object_key].packed.samples, columns[object_key].packed.lengths
     (flat,) = send([weights[owners_of(samples, lengths)]], columns[object_key].joined.device)
-    column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
-    if "weight" in columns:
-        column, flat = columns["weight"].packed, columns["weight"].joined * flat
-    return packed.with_columns({"weight": (column, flat)})
+    weight = columns.get("weight")
+    if weight is not None:
+        return packed.with_columns([FlatColumn(weight.packed, weight.joined * flat)])
+    return packed.with_columns([FlatColumn(PackedColumn("weight", samples, lengths), flat)])
 
 
 def _merged_value(parts: Sequence[Any]) -> Any:

@@ -25,6 +25,7 @@ from gpuaug.core.targets import (
     PER_BOX,
     VALID,
     Column,
+    FlatColumn,
     PackedTargets,
     PendingRows,
     TargetsLayout,
@@ -130,8 +131,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags), fill_value=0).view(-1)
     else:
         (kept_rows,) = send([np.flatnonzero(host_valid.numpy())], valid_flags.device)
-    kept_columns = {name: (column.packed, column.joined.index_select(0, kept_rows)) for name, column in joined_columns.items()}
-    result = packed.with_columns(kept_columns, PendingRows(frozenset(kept_columns), valid.lengths, host_valid))
+    kept_columns = (FlatColumn(column.packed, column.joined.index_select(0, kept_rows)) for column in joined_columns.values())
+    result = packed.with_columns(kept_columns, PendingRows(frozenset(joined_columns), valid.lengths, host_valid))
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     dicts = result.settled().unpacked()

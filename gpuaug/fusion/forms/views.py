@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, PackedTargets, holds_targets, type_name, with_class_of
+from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, FlatColumn, PackedTargets, holds_targets, type_name, with_class_of
 
 
 def concatenated_views(views: Sequence[Any], keys: Sequence[str], samples: int, *, is_cutmix: bool) -> Any:
@@ -107,5 +107,5 @@ def _pure(value: Tensor | PackedTargets) -> Any:
     """Return a tensor, or packed target dicts, without torchvision's classes. Other subclasses of ``Tensor`` remain."""
     if isinstance(value, Tensor):
         return value.as_subclass(Tensor) if type_name(value) else value
-    packed = value.with_columns({name: (column.packed.plain(), column.joined) for name, column in value.columns().items()})
+    packed = value.with_columns(FlatColumn(column.packed.plain(), column.joined) for column in value.columns().values())
     return replace(packed, others=pure_tensors(packed.others))
