@@ -8,7 +8,6 @@ Functions process whole columns, because a batch has hundreds of tensors, and a 
 torchvision's tensor classes are recognized by the name of their module, because torchvision is not imported here.
 """
 
-import copy
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -188,6 +187,7 @@ class Column:
 
     def __init__(self, samples: Sequence[int], values: Sequence[Any], name: Any = "") -> None:
         self.samples, self.values, self.name = samples, values, name
+        self.storage = values  # tensors that hold the data of ``values``
         self.types = set(map(type, values))
         """Set of the classes of the values."""
 
@@ -239,13 +239,13 @@ class Column:
     def dtypes(self) -> set[torch.dtype]:
         """Set of the tensors' dtypes."""
         with as_plain_tensors():
-            return set(map(_dtype, self.values))
+            return set(map(_dtype, self.storage))
 
     @cached_property
     def devices(self) -> set[torch.device]:
         """Set of the tensors' devices."""
         with as_plain_tensors():
-            return set(map(_device, self.values))
+            return set(map(_device, self.storage))
 
     def are_on(self, device: torch.device) -> bool:
         """Return whether all values are tensors on ``device``."""
@@ -309,7 +309,8 @@ class FlatColumn(Column):
 
     def __init__(self, packed: PackedColumn, flat: Tensor) -> None:
         self.packed, self.joined, self.samples, self.name = packed, flat, packed.samples, packed.name
-        self.dtypes, self.devices, self.types = {flat.dtype}, {flat.device}, {packed.tensor_type}
+        self.storage = (flat,)
+        self.types = {packed.tensor_type}
         self.row_shape = flat.shape[1:] if packed.shapes is None else None
 
     @cached_property
@@ -462,10 +463,12 @@ class PackedTargets:
             columns: New columns.
             pending: Pending removal of rows from the result; ``None`` if there is none.
         """
-        new = {**self.columns(), **{column.name: column for column in columns}}.values()
-        layout = copy.copy(self.layout)
-        layout.packed = [column.packed for column in new]
-        return PackedTargets(tuple(column.joined for column in new), self.others, layout, pending)
+        layout = self.layout
+        pairs = {packed.name: (packed, flat) for packed, flat in zip(layout.packed, self.flat, strict=True)}
+        pairs |= {column.name: (column.packed, column.joined) for column in columns}
+        packed = [packed for packed, _ in pairs.values()]
+        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.groups, layout.keys)
+        return PackedTargets(tuple(flat for _, flat in pairs.values()), self.others, new_layout, pending)
 
     def settled(self) -> "PackedTargets":
         """Return packed targets with the pending removal completed. Call after the device has written ``pending.keep_mask``."""
@@ -473,10 +476,8 @@ class PackedTargets:
             return self
         counts = self.pending.counts()
         total = sum(counts)
-        pending_columns = [column for column in self.columns().values() if column.name in self.pending.names]
-        return self.with_columns(
-            FlatColumn(column.packed._replace(lengths=counts), column.joined[:total]) for column in pending_columns
-        )
+        old = [column for column in self.columns().values() if column.name in self.pending.names]
+        return self.with_columns(FlatColumn(column.packed._replace(lengths=counts), column.joined[:total]) for column in old)
 
     def unpacked(self) -> Any:
         """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.
