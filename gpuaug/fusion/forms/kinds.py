@@ -325,7 +325,8 @@ class Slot:
 
     def parts(self) -> Sequence[Tensor]:
         """Return the result for each value of ``column``, with its axes, dtype and class unless ``conversions`` change them."""
-        column, result = self.column, self.result()
+        column = self.column
+        result = self.result()
         if len(column.types) == len(column.dtypes) == 1:
             return result.values
         parts = result.packed.parts(result.joined)
