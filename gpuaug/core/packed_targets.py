@@ -6,7 +6,6 @@ target dicts. It is *packed* if its tensors are concatenated into one flat tenso
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -46,32 +45,26 @@ def _planned(targets: Sequence[Any], *, any_mask_size: bool = True, device: torc
         any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
         device: Device of the tensors to pack (``_is_packable``). Default: the host.
     """
-    groups = None if type(targets[0]) is dict else [len(dicts) for dicts in targets]
+    groups = None if not targets or type(targets[0]) is dict else [len(dicts) for dicts in targets]
     dicts = targets if groups is None else [record for dicts in targets for record in dicts]
     packed: list[Column] = []
-    positions: list[tuple[int, Any]] = []
-    others: list[Any] = []
+    others: list[Column] = []
     columns_by_key = columns(dicts)
     for name, column in columns_by_key.items():
         are_masks = name in MASKS.keys or type(column.values[0]).__name__ == MASKS.class_name
         if _is_packable(column, any_size=any_mask_size and are_masks, device=device):
             packed.append(column)
-        else:
-            # Values that the loader has to copy to the device go to ``others``. Numbers and strings remain in the dicts.
-            is_copied = (type(value) is Tensor or type(value) not in HOLDS_NOTHING for value in column.values)
-            column = column.selected([position for position, copies in enumerate(is_copied) if copies])
-            positions += [(sample, name) for sample in column.samples]
-            others += column.values
-    if len(packed) == len(columns_by_key) and all(column.samples == range(len(dicts)) for column in packed):
+        elif not column.types <= HOLDS_NOTHING - {Tensor}:  # the loader does not copy numbers and strings to the device
+            others.append(column)
+    moved = [*packed, *others]
+    if len(moved) == len(columns_by_key) and all(column.samples == range(len(dicts)) for column in moved):
         records = [dict.fromkeys(columns_by_key)] * len(dicts)  # one object, because nothing remains in the dicts
     else:
-        records = [record.copy() for record in dicts]
-        for sample, name in chain(positions, ((sample, column.name) for column in packed for sample in column.samples)):
-            records[sample][name] = None
-    layout = TargetsLayout(
-        type(targets), records, [column.packed for column in packed], positions, groups, tuple(columns_by_key)
-    )
-    return PackedTargets(tuple(packed), tuple(others), layout)  # type: ignore[arg-type]
+        moved_names = {column.name for column in moved}
+        records = [{name: None if name in moved_names else value for name, value in record.items()} for record in dicts]
+    values_by_key = {column.name: dict(zip(column.samples, column.values, strict=True)) for column in others}
+    layout = TargetsLayout(type(targets), records, [column.packed for column in packed], groups, tuple(columns_by_key))
+    return PackedTargets(tuple(packed), values_by_key, layout)  # type: ignore[arg-type]
 
 
 def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True) -> Batch:
@@ -99,8 +92,11 @@ def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True
         count = 0 if plan is None else sum(len(column.lengths) for column in plan.layout.packed)
         return value if count < MIN_PACKED_TENSORS else plan
 
+    def is_selected(value: Any) -> bool:  # values inside of a selected object are not packed
+        return packs(value) or is_packed(value) or batches.moves_itself(value)
+
     try:
-        planned_batch = batches.map_members(planned, lambda value: packs(value) or batches.moves_itself(value), batch)
+        planned_batch = batches.map_members(planned, is_selected, batch)
     except ArgumentTypeError:  # a container that cannot be rebuilt
         return batch
     if planned_batch is batch:

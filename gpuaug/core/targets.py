@@ -9,7 +9,7 @@ torchvision's tensor classes are recognized by the name of their module, because
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,11 +144,11 @@ class PackedColumn(NamedTuple):
     """Index of the dict of each tensor."""
     lengths: list[int]
     """Number of rows of each tensor; or, if ``shapes`` is not ``None``, number of elements of each tensor."""
-    shapes: list[torch.Size] | None
+    shapes: list[torch.Size] | None = None
     """Shape of each tensor if shapes differ in more than the first axis: then the flat tensor has one axis. Else ``None``."""
-    tensor_type: type[Tensor]
+    tensor_type: type[Tensor] = Tensor
     """Class of the tensors. The flat tensor is a plain tensor, that is, a ``torch.Tensor``."""
-    attributes: list[dict[str, Any]]
+    attributes: list[dict[str, Any]] = [{}]  # noqa: RUF012 - not modified
     """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
 
     def parts(self, flat: Tensor) -> Sequence[Tensor]:
@@ -170,8 +170,8 @@ class PackedColumn(NamedTuple):
         return typed_parts
 
     def plain(self) -> Self:
-        """Return the description of the same column with plain tensors, without attributes."""
-        return self._replace(tensor_type=Tensor, attributes=[{}])
+        """Return the description of the same column with plain tensors in place of torchvision's, without attributes."""
+        return self._replace(tensor_type=Tensor, attributes=[{}]) if type_name_of(self.tensor_type) else self
 
 
 class Column:
@@ -187,6 +187,7 @@ class Column:
 
     def __init__(self, samples: Sequence[int], values: Sequence[Any], name: Any = "") -> None:
         self.samples, self.values, self.name = samples, values, name
+        self.storage = values  # tensors that hold the data of ``values``
         self.types = set(map(type, values))
         """Set of the classes of the values."""
 
@@ -238,13 +239,13 @@ class Column:
     def dtypes(self) -> set[torch.dtype]:
         """Set of the tensors' dtypes."""
         with as_plain_tensors():
-            return set(map(_dtype, self.values))
+            return set(map(_dtype, self.storage))
 
     @cached_property
     def devices(self) -> set[torch.device]:
         """Set of the tensors' devices."""
         with as_plain_tensors():
-            return set(map(_device, self.values))
+            return set(map(_device, self.storage))
 
     def are_on(self, device: torch.device) -> bool:
         """Return whether all values are tensors on ``device``."""
@@ -308,7 +309,8 @@ class FlatColumn(Column):
 
     def __init__(self, packed: PackedColumn, flat: Tensor) -> None:
         self.packed, self.joined, self.samples, self.name = packed, flat, packed.samples, packed.name
-        self.dtypes, self.devices, self.types = {flat.dtype}, {flat.device}, {packed.tensor_type}
+        self.storage = (flat,)
+        self.types = {packed.tensor_type}
         self.row_shape = flat.shape[1:] if packed.shapes is None else None
 
     @cached_property
@@ -385,23 +387,21 @@ class TargetsLayout:
         container_type: Type of the sequence of the dicts, list or tuple.
         records: The dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
         packed: Packed columns, in the order of ``PackedTargets.flat``.
-        others: (index of the dict, key) of each value in ``PackedTargets.others``.
         groups: Number of dicts of each sample, if each sample has a list of dicts; ``None`` if each sample has one dict.
         keys: Keys of all dicts, in the order of their first occurrence. Default: read from ``records``.
     """
 
-    __slots__ = ("container_type", "groups", "keys", "others", "packed", "records")
+    __slots__ = ("container_type", "groups", "keys", "packed", "records")
 
     def __init__(
         self,
         container_type: type[Any],
         records: list[dict[Any, Any]],
         packed: list[PackedColumn],
-        others: list[tuple[int, Any]],
         groups: list[int] | None = None,
         keys: tuple[Any, ...] | None = None,
     ) -> None:
-        self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
+        self.container_type, self.records, self.packed = container_type, records, packed
         self.groups = groups
         self.keys = tuple(dict.fromkeys(chain.from_iterable(records))) if keys is None else keys
 
@@ -439,8 +439,8 @@ class PackedTargets:
 
     flat: tuple[Tensor, ...]
     """Concatenation of the tensors of each packed column."""
-    others: tuple[Any, ...]
-    """Values that are not packed. Numbers and strings are not here, but in ``layout.records``."""
+    others: dict[Any, dict[int, Any]]
+    """Key → index of the dict → value, for columns that are not packed. Numbers and strings are in ``layout.records``."""
     layout: TargetsLayout
     """Structure of the dicts."""
     pending: PendingRows | None = None
@@ -448,24 +448,27 @@ class PackedTargets:
 
     def columns(self) -> dict[Any, FlatColumn]:
         """Return key → packed column."""
-        pairs = zip(self.layout.packed, self.flat, strict=True)
-        return {column.name: FlatColumn(column, flat) for column, flat in pairs}
+        return {column.name: FlatColumn(column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
 
-    def with_columns(
-        self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None
-    ) -> "PackedTargets":
-        """Return packed targets with columns replaced or added.
+    def all_columns(self) -> dict[Any, Column]:
+        """Return key → column, packed or not."""
+        others = {name: Column([*values], [*values.values()], name) for name, values in self.others.items()}
+        moved = {**self.columns(), **others}
+        return moved if moved.keys() >= set(self.layout.keys) else {**columns(self.layout.records), **moved}
+
+    def with_columns(self, columns: Iterable[FlatColumn], pending: PendingRows | None = None) -> "PackedTargets":
+        """Return packed targets with packed columns replaced or added.
 
         Args:
-            columns: Key → (description, flat tensor) of each new column.
+            columns: New columns.
             pending: Pending removal of rows from the result; ``None`` if there is none.
         """
         layout = self.layout
-        old = {column.name: (column, flat) for column, flat in zip(layout.packed, self.flat, strict=True)}
-        new = {**old, **columns}.values()
-        packed = [column for column, _ in new]
-        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.others, layout.groups, layout.keys)
-        return PackedTargets(tuple(flat for _, flat in new), self.others, new_layout, pending)
+        pairs = {packed.name: (packed, flat) for packed, flat in zip(layout.packed, self.flat, strict=True)}
+        pairs |= {column.name: (column.packed, column.joined) for column in columns}
+        packed = [packed for packed, _ in pairs.values()]
+        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.groups, layout.keys)
+        return PackedTargets(tuple(flat for _, flat in pairs.values()), self.others, new_layout, pending)
 
     def settled(self) -> "PackedTargets":
         """Return packed targets with the pending removal completed. Call after the device has written ``pending.keep_mask``."""
@@ -473,13 +476,8 @@ class PackedTargets:
             return self
         counts = self.pending.counts()
         total = sum(counts)
-        return self.with_columns(
-            {
-                name: (column.packed._replace(lengths=counts), column.joined[:total])
-                for name, column in self.columns().items()
-                if name in self.pending.names
-            }
-        )
+        old = [column for column in self.columns().values() if column.name in self.pending.names]
+        return self.with_columns(FlatColumn(column.packed._replace(lengths=counts), column.joined[:total]) for column in old)
 
     def unpacked(self) -> Any:
         """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.
@@ -492,8 +490,9 @@ class PackedTargets:
         for name, column in self.columns().items():
             for sample, tensor in zip(column.samples, column.values, strict=True):
                 records[sample][name] = tensor
-        for (sample, name), value in zip(self.layout.others, self.others, strict=True):
-            records[sample][name] = value
+        for name, values in self.others.items():
+            for sample, value in values.items():
+                records[sample][name] = value
         if self.layout.groups is not None:
             rest = iter(records)
             records = [list(islice(rest, count)) for count in self.layout.groups]

@@ -7,6 +7,7 @@ all images get the same crop.
 """
 
 import functools
+import itertools
 from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -298,12 +299,8 @@ def _overrides_drawing(transform: Any) -> bool:
     """
     # ``get_params`` is not among these methods, because v2 adds it to subclasses.
     methods = ("make_params", "_get_params", "forward", "__call__")
-    for cls in type(transform).__mro__:
-        if _is_torchvisions(cls):
-            break
-        if any(name in vars(cls) for name in methods):
-            return True
-    return False
+    own_classes = itertools.takewhile(lambda cls: not _is_torchvisions(cls), type(transform).__mro__)
+    return any(name in vars(cls) for cls in own_classes for name in methods)
 
 
 def _draws(cls: type) -> bool:

@@ -28,7 +28,7 @@ from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
-from gpuaug.fusion.forms.views import concatenated_views
+from gpuaug.fusion.forms.views import concatenated_views, pure_tensors
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.snapshot import snapshot
@@ -385,7 +385,7 @@ class Fused(nn.Module):
                     result = concatenated_views(view_results, record.keys, size.batch, is_cutmix=has_cut_mix)
                 if plan is None:
                     program.check_type(has_run=True)
-                return result
+                return pure_tensors(result) if self._target_conversions.is_pure else result
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
                 dtype = record.call.dtype

@@ -64,7 +64,7 @@ def test_masks_of_any_size_are_one_tensor():
 def test_large_tensors_that_are_no_masks_stay_apart():
     records = [{"image": torch.zeros(3, 100, 120), "boxes": torch.zeros(2, 4)} for _ in range(8)]
     found = packed(records)
-    assert [leaf is record["image"] for leaf, record in zip(found.others, records, strict=True)] == [True] * 8
+    assert [found.others["image"][n] is record["image"] for n, record in enumerate(records)] == [True] * 8
     assert [tuple(each.shape) for each in found.flat] == [(16, 4)]
 
 
@@ -88,6 +88,14 @@ NOT_PACKED = {
 @pytest.mark.parametrize("batch", NOT_PACKED.values(), ids=NOT_PACKED)
 def test_what_cannot_be_packed_is_handed_on(batch):
     assert packed(batch) is batch
+
+
+def test_packed_dicts_are_not_packed_again():
+    """As on the copy lane, after a worker has packed them: values that are not packed may be target dicts themselves."""
+    records = [{"boxes": torch.ones(2, 4), "parts": {"boxes": torch.ones(1, 4)}} for _ in range(9)]
+    found = packed([torch.zeros(3), records])
+    assert packed(found) is found
+    assert_same(unpack_targets(found)[1], records)
 
 
 def test_an_empty_tensor_may_be_shared():

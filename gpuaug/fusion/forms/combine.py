@@ -10,7 +10,7 @@ order, and so have the boxes of all images in one tensor. So the dicts of a grou
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, starmap
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,8 @@ from gpuaug.core.targets import (
     BOXES,
     KEYPOINTS,
     MASKS,
-    PER_BOX,
-    TARGET_KEYS,
-    TARGET_TYPES,
-    Kind,
     PackedTargets,
     TargetsLayout,
-    type_name_of,
 )
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, send, size_of
@@ -42,7 +37,7 @@ from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
 from gpuaug.fusion.forms.kinds import Masks, Points
-from gpuaug.fusion.forms.merge import Merge, PlacedMasks
+from gpuaug.fusion.forms.merge import Merge, PlacedMasks, keys_per_box, kind_of
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import BoxFormatName
@@ -100,7 +95,7 @@ class Combination:
         """Mask of the pixels of all canvases on which objects are pasted, flat uint8. ``_paste`` sets it."""
         if "targets" in values:
             self._targets = _packed(values["targets"], self.size.batch, images_per_sample, self.device)
-            _check_entries(self._targets, images_per_sample)
+            self._keys_per_box = keys_per_box(self._targets, images_per_sample)
 
     @property
     def plan_key(self) -> ImageKey | None:
@@ -112,7 +107,7 @@ class Combination:
         if height is None or width is None:
             return None
         columns = self._targets.layout.packed if self._targets is not None else ()
-        kinds = {_kind_of(column.name, column.tensor_type) for column in columns}
+        kinds = {kind_of(column.name, column.tensor_type) for column in columns}
         shape = torch.Size((self.size.batch, self.size.channels, height, width))
         return shape, self.device, MASKS in kinds, bool(kinds & {BOXES, KEYPOINTS})
 
@@ -216,7 +211,7 @@ class Combination:
         # The container returns a list of dicts if it had to unpack them.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
-        return Merge(packed, placement).result(masks)
+        return Merge(packed, placement, self._keys_per_box).result(masks)
 
     def _paste(
         self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor
@@ -259,7 +254,7 @@ class Combination:
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
-        # An image has one box per mask, in the same order (``_check_entries``): ``corners`` has one row per index in ``rows``.
+        # An image has one box per mask, in the same order (``keys_per_box``): ``corners`` has one row per index in ``rows``.
         for target, rows in zip(boxes, rows_of_boxes, strict=True):
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
@@ -290,9 +285,6 @@ class Combination:
         (image_layouts,) = send([self._pixels.layouts[:, :3]], self.device)
         return Ragged(data, image_layouts, Shapes(sizes.copy(), self._pixels.channels, "chw"))
 
-
-_SINGLE = -1
-"""In place of a number of entries: the value is a number or another value without axes."""
 
 _UNBOUNDED = 2**24
 """Height and width to which boxes are clipped if canvases differ in size: they clip nothing.
@@ -391,7 +383,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
     if isinstance(targets, PackedTargets):
         layout = targets.layout
         if layout.groups == [count] * batch:
-            layout = TargetsLayout(list, layout.records, layout.packed, layout.others, keys=layout.keys)
+            layout = TargetsLayout(list, layout.records, layout.packed, keys=layout.keys)
             return PackedTargets(targets.flat, targets.others, layout)
         targets = targets.unpacked()
     if not isinstance(targets, list | tuple) or len(targets) != batch:
@@ -404,7 +396,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
     if set(map(type, records)) != {dict}:
         _check_dicts(targets, count)
         records = [dict(record) for dicts in targets for record in dicts]
-    return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
+    return packed_targets(records, device)
 
 
 def _check_dicts(targets: Sequence[Any], count: int) -> None:
@@ -420,66 +412,6 @@ def _check_dicts(targets: Sequence[Any], count: int) -> None:
                 f"targets of sample {sample} must be {count} dicts, one per image, got {len(dicts)}. Return as many dicts as "
                 "images from the data set."
             )
-
-
-def _kind_of(name: Any, cls: type) -> Kind | None:
-    """Return the kind of values under key ``name``, or of class ``cls``; ``None`` if passes do not change such values."""
-    return TARGET_KEYS.get(name, TARGET_TYPES.get(type_name_of(cls)))
-
-
-def _check_entries(targets: PackedTargets, count: int) -> None:
-    """Check that in each image, keys with one entry per box have as many entries as the image has boxes.
-
-    Otherwise, in the merged dict, entries of one image would belong to boxes of another image.
-
-    Args:
-        targets: Target dicts of all images, in the order of the samples.
-        count: Number of images per sample.
-
-    Raises:
-        ArgumentError: If the numbers differ in an image.
-    """
-    # (key, class, number of axes, images that have the key, number of entries per such image): first for each packed column,
-    # then for each other value, which belongs to one image.
-    entries: list[tuple[Any, type, int, Sequence[int], list[int]]] = [
-        (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
-        for name, column in targets.columns().items()
-    ]
-    # If all keys are packed, the dicts in ``layout.records`` hold no values.
-    are_empty = {name for name, *_ in entries}.issuperset(targets.layout.keys)
-    plain_values = (
-        (image, name, value)
-        for image, record in enumerate(() if are_empty else targets.layout.records)
-        for name, value in record.items()
-        if value is not None and name in PER_BOX
-    )
-    unpacked_values = ((image, name, value) for (image, name), value in zip(targets.layout.others, targets.others, strict=True))
-    for image, name, value in chain(unpacked_values, plain_values):
-        axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
-        entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
-    parts_by_name: dict[Any, list[tuple[Sequence[int], list[int]]]] = {}
-    box_parts: list[tuple[Sequence[int], list[int]]] = []
-    for name, cls, axes, images, lengths in entries:
-        kind = _kind_of(name, cls)
-        # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
-        # entry per object.
-        is_per_object = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
-        if is_per_object:
-            parts = parts_by_name.setdefault(name, [])
-            parts.append((images, lengths))
-            box_parts = parts if not box_parts and kind is BOXES else box_parts
-    for name, parts in parts_by_name.items() if box_parts else ():
-        if parts == box_parts:
-            continue
-        counts, box_counts = (dict(chain.from_iterable(starmap(zip, parts_of_key))) for parts_of_key in (parts, box_parts))
-        for image in sorted({*counts, *box_counts}):
-            expected, got = box_counts.get(image, 0), counts.get(image, 0)
-            if expected != got:
-                sample, position = divmod(image, count)
-                raise ArgumentError(
-                    f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got "
-                    f"{'a single value' if got == _SINGLE else got}. Return boxes and {name} of all objects from the data set."
-                )
 
 
 class _ImagesCall(Call):

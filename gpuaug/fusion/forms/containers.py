@@ -146,9 +146,8 @@ class Container:
     def _read_packed(self, packed: PackedTargets) -> _MakeResult | None:
         """Read packed target dicts without unpacking them. Return ``None``, with no slots, if they have to be unpacked."""
         columns_by_key = packed.columns()
-        by_key = self.key == "targets"  # whether targets are recognized by their keys, not only by their class
         target_keys = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
-        is_list = by_key or self.key == "tv_tensors"
+        is_list = self.key in ("targets", "tv_tensors")
         # Unpack clips, and dicts that have targets outside of packed columns.
         if self._call.frames or not is_list or not target_keys <= columns_by_key.keys() or holds_targets(packed.others):
             return None
@@ -159,21 +158,15 @@ class Container:
             self.slots.clear()
             return None
         # Local variables, because ``self`` in the function would be a reference cycle: ``self.output`` is the function.
-        slots, is_pure = self.slots, self._call.conversions.is_pure
+        slots = self.slots
 
         def make_result() -> PackedTargets:
-            changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
-            if by_key and is_pure:
-                typed = (column for column in columns_by_key.values() if type_name_of(column.packed.tensor_type))
-                changes = {column.name: (column.packed.plain(), column.joined) for column in typed}
-            for slot in slots:
-                changes[slot.path[-1]] = slot.result()
-                if slot.valid is not None:
-                    changes[VALID.name] = (
-                        PackedColumn(VALID.name, slot.column.samples, slot.counts, None, Tensor, [{}]),
-                        slot.valid,
-                    )
-            return packed.with_columns(changes)
+            valid = [
+                FlatColumn(PackedColumn(VALID.name, slot.column.samples, slot.counts), slot.valid)
+                for slot in slots
+                if slot.valid is not None
+            ]
+            return packed.with_columns([*(slot.result() for slot in slots), *valid])
 
         return make_result
 
@@ -190,7 +183,8 @@ class Container:
         if call.frames and self._is_per_frame(value):
             frames = Column(range(call.size.images), list(chain.from_iterable(value)))
             make_values = self._read_column(frames, path, per_frame=True)
-            assert make_values is not None
+            if make_values is None:
+                return None
             return lambda: type(value)(map(type(value[0]), call.output_frames(make_values())))
         if _is_sequence(value):
             return self._read_sequence(value, path)
@@ -261,9 +255,9 @@ class Container:
         slot = self._new_slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
 
         def make_result() -> Tensor:
-            column, values = slot.result()
-            values = values.view(tensor.shape)
-            (result,) = column._replace(lengths=[len(tensor)]).tensors(
+            column = slot.result()
+            values = column.joined.view(tensor.shape)
+            (result,) = column.packed._replace(lengths=[len(tensor)]).tensors(
                 values[:, list(call.frame_indices)] if per_frame else values
             )
             return result
@@ -353,7 +347,6 @@ class Container:
         value_makers = self._read_columns(columns(records, samples), path, per_frame=per_frame, are_mappings=are_mappings)
         position_of = {sample: position for position, sample in enumerate(samples)}
         are_target_dicts = self.key == "targets" and not path  # these are copied even if there are no targets
-        is_pure = are_target_dicts and self._call.conversions.is_pure
 
         def new_records() -> Sequence[Any]:
             # For a dict, its copy, into which the results are written. For another container, only the results.
@@ -361,10 +354,6 @@ class Container:
             for name, value_samples, make_values in value_makers:
                 for sample, new_value in zip(value_samples, make_values(), strict=True):
                     changes[position_of[sample]][name] = new_value
-            for record, change in zip(records, changes, strict=True) if is_pure else ():
-                for name, value in {**record, **change}.items():
-                    if type(value) not in HOLDS_NOTHING and type_name(value):
-                        change[name] = value.as_subclass(Tensor)
             if are_dicts:
                 return changes
             return [
@@ -398,7 +387,7 @@ class Container:
             )
 
     def _is_per_frame(self, value: Any) -> bool:
-        """Return whether a value is a list with one list per clip, and has targets.
+        """Return whether a value is a list with one list per clip.
 
         Each inner list has one element per frame. All elements are of one type, or ``None``.
         """
@@ -407,7 +396,7 @@ class Container:
             return False
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
             return False
-        return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+        return len({type(element) for clip in value for element in clip} - {type(None)}) == 1
 
 
 def _by_class(column: Column) -> dict[Kind | None, Sequence[int]]:

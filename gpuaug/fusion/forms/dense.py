@@ -129,7 +129,5 @@ class Dense:
             result = self._frames_restored(result)
         if self.key == "input" and call.is_single_clip and views == 1 and keepdim:
             result = result[0]
-        if self.kind is MASKS and call.conversions.masks is not None:
-            result = result.to(call.conversions.masks)
-        is_typed = self.kind in (None, MASKS) and isinstance(user_value, Tensor) and not call.conversions.is_pure
-        return with_class_of(result, user_value) if is_typed and type(user_value) is not Tensor else result
+        is_typed = self.kind in (None, MASKS) and isinstance(user_value, Tensor)
+        return with_class_of(result, user_value) if is_typed else result

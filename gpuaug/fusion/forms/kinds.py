@@ -23,12 +23,9 @@ from gpuaug.core.targets import (
     Column,
     FlatColumn,
     Kind,
-    PackedColumn,
     as_plain_tensors,
     owners_of,
     split,
-    type_name,
-    type_name_of,
     with_class_of,
 )
 from gpuaug.fusion.backends import dispatch
@@ -329,24 +326,21 @@ class Slot:
     def parts(self) -> Sequence[Tensor]:
         """Return the result for each value of ``column``, with its axes, dtype and class unless ``conversions`` change them."""
         column = self.column
-        packed, values = self.result()
+        result = self.result()
         if len(column.types) == len(column.dtypes) == 1:
-            return packed.tensors(values)
-        parts = packed.parts(values)
+            return result.values
+        parts = result.packed.parts(result.joined)
         if self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.values, strict=True)]
-        is_pure = self.call.conversions.is_pure
-        return [
-            part if is_pure and type_name(value) else with_class_of(part, value, **self._attributes(vars(value)))
-            for part, value in zip(parts, column.values, strict=True)
-        ]
+        pairs = zip(parts, column.values, strict=True)
+        return [with_class_of(part, value, **self._attributes(vars(value))) for part, value in pairs]
 
-    def result(self) -> tuple[PackedColumn, Tensor]:
-        """Return the results as a packed column: (description, concatenation)."""
-        column, conversions = self.column, self.call.conversions
+    def result(self) -> FlatColumn:
+        """Return the results as a packed column."""
+        column = self.column
         packed, values = column.packed, self.target.values
         if self.kind is MASKS:
-            values = values[:, 0] if conversions.masks is None else values[:, 0].to(conversions.masks)
+            values = values[:, 0]
             packed = packed._replace(lengths=self.counts, shapes=None)
             if 2 in map(len, column.shapes):
                 shapes = [torch.Size((*shape[:-2], *self.call.out)) for shape in column.shapes]
@@ -354,9 +348,7 @@ class Slot:
         elif column.row_shape is not None:
             values = values.view(sum(packed.lengths), *column.row_shape)
         values = values if packed.shapes is None else values.flatten()
-        if conversions.is_pure and type_name_of(packed.tensor_type):
-            return packed.plain(), values
-        return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
+        return FlatColumn(packed._replace(attributes=list(map(self._attributes, packed.attributes))), values)
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
         """Return the attributes of a result, such as ``canvas_size``. ``attributes``: of the input; empty if it is plain."""

@@ -8,7 +8,8 @@ Target dicts are *packed*: a *column* is the concatenation of the values of one 
 that have the key, and ``lengths`` the number of *rows* of each value: of its entries along the first axis, such as boxes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +20,16 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.targets import (
     BOXES,
+    HOLDS_NOTHING,
     KEYPOINTS,
     LABELS,
+    MASKS,
     PER_BOX,
+    TARGET_KEYS,
     TARGET_TYPES,
+    Column,
+    FlatColumn,
+    Kind,
     PackedColumn,
     PackedTargets,
     TargetsLayout,
@@ -32,6 +39,71 @@ from gpuaug.core.targets import (
 )
 from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.combine_ops import Placement
+from gpuaug.fusion.forms.views import concatenated
+from gpuaug.fusion.ops.torchvision.per_box import label_key
+
+_SINGLE = -1
+"""In place of a number of entries: the value is a number or another value without axes."""
+
+
+def kind_of(name: Any, cls: type) -> Kind | None:
+    """Return the kind of values under key ``name``, or of class ``cls``; ``None`` if passes do not change such values."""
+    return TARGET_KEYS.get(name, TARGET_TYPES.get(type_name_of(cls)))
+
+
+def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
+    """Return the keys with one entry per box, which ``Merge`` concatenates, and check their numbers of entries.
+
+    Otherwise, in the merged dict, entries of one image would belong to boxes of another image. As in ``sanitize``, the first
+    key that contains ``label`` is such a key if its numbers of entries are right, and else belongs to the image.
+
+    Args:
+        targets: Target dicts of all images, in the order of the samples.
+        count: Number of images per sample.
+
+    Raises:
+        ArgumentError: If the numbers differ in an image.
+    """
+    labels = label_key(targets.layout.keys)
+    # (key, whether only its name says that it has one entry per box) → images, and number of entries per image, in parts.
+    parts_by_key: dict[tuple[Any, bool], list[tuple[Sequence[int], list[int]]]] = {}
+    box_parts: list[tuple[Sequence[int], list[int]]] = []
+    for name, cls, axes, images, lengths in chain.from_iterable(map(_entries, targets.all_columns().values())):
+        kind = kind_of(name, cls)
+        are_labels = name == labels and kind is None and name not in PER_BOX
+        # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
+        # entry per object.
+        if axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX or are_labels:
+            parts = parts_by_key.setdefault((name, are_labels), [])
+            parts.append((images, lengths))
+            box_parts = parts if not box_parts and kind is BOXES else box_parts
+    keys = set(PER_BOX)
+    for (name, are_labels), parts in parts_by_key.items() if box_parts else ():
+        if parts != box_parts:
+            counts, box_counts = (dict(chain.from_iterable(starmap(zip, each))) for each in (parts, box_parts))
+            different = [image for image in sorted({*counts, *box_counts}) if counts.get(image, 0) != box_counts.get(image, 0)]
+            if different and are_labels:
+                continue
+            for image in different:
+                sample, position = divmod(image, count)
+                expected, got = box_counts.get(image, 0), counts.get(image, 0)
+                raise ArgumentError(
+                    f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got "
+                    f"{'a single value' if got == _SINGLE else got}. Return boxes and {name} of all objects from the data set."
+                )
+        keys.add(name)
+    return keys
+
+
+def _entries(column: Column) -> Iterator[tuple[Any, type, int, Sequence[int], list[int]]]:
+    """Yield (key, class, number of axes, images, number of entries per image) for a packed column, or for each value."""
+    if isinstance(column, FlatColumn):
+        yield column.name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths
+        return
+    for image, value in zip(column.samples, column.values, strict=True):
+        if value is not None and (column.name in PER_BOX or type(value) not in HOLDS_NOTHING - {Tensor}):
+            axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
+            yield column.name, type(value), axes, [image], [len(value) if axes else _SINGLE]
 
 
 class PlacedMasks(NamedTuple):
@@ -55,16 +127,17 @@ class Merge:
     """Merge of the target dicts of each group into one dict.
 
     Values with one entry per box are concatenated over the images that the canvas shows, in the order of the images. These are
-    the values of keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes. Other keys have the value of the
+    the values of ``keys``, and boxes, masks and keypoints of torchvision's classes. Other keys have the value of the
     first image of the group. If the op blends images, boxes get the weight of their image, under the key ``"weight"``.
 
     Args:
         packed: Target dicts of N images.
         placement: The op, its draws, the images that the canvases show, and the sizes of the canvases.
+        keys: Result of ``keys_per_box``.
     """
 
-    def __init__(self, packed: PackedTargets, placement: Placement) -> None:
-        self._count, self._placement = placement.op.count, placement
+    def __init__(self, packed: PackedTargets, placement: Placement, keys: Set[Any]) -> None:
+        self._count, self._placement, self._keys = placement.op.count, placement, keys
         self._is_first = np.arange(len(placement.used)) % self._count == 0
         weights = placement.op.weights(placement.draws)
         self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
@@ -73,20 +146,20 @@ class Merge:
 
     def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
         """Return one packed dict per canvas. ``masks``: key → masks on the canvases, which replace the masks of the dicts."""
-        new_columns = {
-            name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
+        columns = [
+            self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
-        }
-        layout = self._packed.layout
-        # (index of the canvas, key) → values of the group that are not packed, in the order of the images.
-        others: dict[tuple[int, Any], list[Any]] = {}
-        for (image, name), value in zip(layout.others, self._packed.others, strict=True):
-            if self._is_kept(name in PER_BOX)[image]:
-                others.setdefault((image // self._count, name), []).append(value)
-        values = [_concatenated(parts) for parts in others.values()]
-        columns = [column for column, _ in new_columns.values()]
-        new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
-        return PackedTargets(tuple(flat for _, flat in new_columns.values()), tuple(values), new_layout)
+        ]
+        # Key → index of the canvas → values of the group that are not packed, in the order of the images.
+        others: dict[Any, dict[int, list[Any]]] = {name: {} for name in self._packed.others}
+        for name, values in self._packed.others.items():
+            is_kept = self._is_kept(name in self._keys)
+            for image, value in values.items():
+                if is_kept[image] and value is not None:
+                    others[name].setdefault(image // self._count, []).append(value)
+        new_others = {name: {index: _merged_value(parts) for index, parts in groups.items()} for name, groups in others.items()}
+        layout = TargetsLayout(list, self._packed.layout.records[:: self._count], [])
+        return PackedTargets((), new_others, layout).with_columns(columns)
 
     def _is_kept(self, is_per_box: bool) -> NDArray[np.bool_]:
         """Return the (N,) mask of the images whose values the merged dicts get.
@@ -96,9 +169,9 @@ class Merge:
         """
         return self._placement.used if is_per_box else self._is_first
 
-    def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
-        """Return the description and the data of a merged column, with one value per canvas."""
-        is_per_box = column.name in PER_BOX or type_name_of(column.tensor_type) in TARGET_TYPES
+    def _merged(self, column: PackedColumn, flat: Tensor) -> FlatColumn:
+        """Return a merged column, with one value per canvas, from the description and the data of the column."""
+        is_per_box = column.name in self._keys or type_name_of(column.tensor_type) in TARGET_TYPES
         if is_per_box and column.shapes is not None:
             raise ArgumentError(
                 f"{column.name} of the images of a sample must have one shape after the first axis, got "
@@ -119,7 +192,7 @@ class Merge:
             attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
             attributes = [{**entries, "canvas_size": size} for entries, size in zip(attributes, sizes, strict=True)]
         shapes = None if column.shapes is None else [column.shapes[position] for position in first_positions]
-        return column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat
+        return FlatColumn(column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat)
 
     def _groups_of(self, is_per_box: bool, samples: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Groups:
         """Return the ``_Groups`` of a column with values of ``lengths`` rows for the images ``samples``."""
@@ -135,8 +208,8 @@ class Merge:
         first_positions = kept_positions[np.searchsorted(canvas_of_value, canvases)]
         return kept_rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
 
-    def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> tuple[PackedColumn, Tensor]:
-        """Return the description and the data of the merged column of masks, (n, H, W) per canvas."""
+    def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> FlatColumn:
+        """Return the merged column of masks, (n, H, W) per canvas."""
         owners, flat = placed_masks
         images = indices_of(column.samples)
         # Canvases that show at least one image whose dict has masks.
@@ -145,9 +218,9 @@ class Merge:
         sizes = self._placement.canvases[canvases].tolist()
         column = column._replace(samples=canvases.tolist(), lengths=masks_per_canvas, shapes=None)
         if all(size == sizes[0] for size in sizes):
-            return column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1)
+            return FlatColumn(column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1))
         shapes = [torch.Size((count, *size)) for count, size in zip(masks_per_canvas, sizes, strict=True)]
-        return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
+        return FlatColumn(column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat)
 
 
 def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
@@ -162,16 +235,13 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTarg
         return packed
     samples, lengths = columns[object_key].packed.samples, columns[object_key].packed.lengths
     (flat,) = send([weights[owners_of(samples, lengths)]], columns[object_key].joined.device)
-    column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
-    if "weight" in columns:
-        column, flat = columns["weight"].packed, columns["weight"].joined * flat
-    return packed.with_columns({"weight": (column, flat)})
+    weight = columns.get("weight")
+    if weight is not None:
+        return packed.with_columns([FlatColumn(weight.packed, weight.joined * flat)])
+    return packed.with_columns([FlatColumn(PackedColumn("weight", samples, lengths), flat)])
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
-    """Return the concatenation of ``parts`` if all are tensors, or all lists or tuples; otherwise the first part."""
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, Tensor) for part in parts):
-        return torch.cat([*parts])
-    return [entry for part in parts for entry in part] if all(isinstance(part, list | tuple) for part in parts) else parts[0]
+def _merged_value(parts: Sequence[Any]) -> Any:
+    """Return the concatenation of the values of a group that are not packed; the first one if they cannot be concatenated."""
+    result = concatenated(parts) if len(parts) > 1 else None
+    return parts[0] if result is None else result

@@ -114,9 +114,7 @@ class Record:
         self.plan_key = (call.images.shape, call.device, self.has_masks, self.has_points) if call.is_usual else None
         """Key under which ``Program.cached`` finds the plan for these inputs; ``None`` if such plans are not cached."""
         self._soft_labels: SoftLabels | None = None
-        """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
-        self._converting_mix: MixOp | None = None
-        """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
+        """Conversion of labels to class probabilities, which mixes run with; ``None`` to leave labels as they are."""
         self._matrix: Tensor | None = None
         """Product of the matrices of the plans that have run, (B, 3, 3) float32; ``None`` for the identity.
 
@@ -227,15 +225,14 @@ class Record:
             if not mixes:
                 self._labels[index] = dispatch.run_labels(soft_labels, labels, None)
         self._soft_labels = soft_labels
-        self._converting_mix = mixes[0] if mixes else None
 
-    def _mixed_labels(self, labels: Tensor, op: MixOp, table: Tensor) -> Tensor:
-        """Return the labels after the mix ``op``. ``table``: parameter table from the first column of the mix's pass on."""
-        if self._soft_labels is None:
-            return op.labels(labels, table)
-        # Only the first mix converts labels. Later mixes get class probabilities, which must not be smoothed again.
-        is_first = op is self._converting_mix
-        return dispatch.run_labels(self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0), labels, table)
+    def _mix_labels(self, op: MixOp, table: Tensor) -> None:
+        """Mix the labels by ``op``. ``table``: parameter table from the first column of the mix's pass on."""
+        soft = self._soft_labels
+        for index, labels in self._labels.items():
+            self._labels[index] = op.labels(labels, table) if soft is None else dispatch.run_labels(soft, labels, table)
+        if soft is not None:  # later mixes get class probabilities, which must not be smoothed again
+            self._soft_labels = replace(soft, smoothing=0.0)
 
     def run_plan(
         self,
@@ -281,10 +278,9 @@ class Record:
                 adapter.value = dispatch.run(plan, adapter.value, table, dtype, memory_format, canvases)
         for masks in self._masks:
             masks.run(plan, table, canvases)
-        for index in self._labels:
-            for pass_ in plan.passes:
-                if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
-                    self._labels[index] = self._mixed_labels(self._labels[index], pass_.front, pass_.columns_of(table))
+        for pass_ in plan.passes if self._labels else ():
+            if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
+                self._mix_labels(pass_.front, pass_.columns_of(table))
 
     def _select_frames(self, plan: Plan) -> None:
         """Select the frames of masks, boxes, keypoints and ``valid`` in one tensor, if ``plan`` selects frames of clips.
@@ -372,6 +368,8 @@ class Record:
             matrix = self._matrix_or_identity
             for points in self._points:
                 points.transform(matrix, self.call.input_sizes, self.call.out, self.call.conversions)
+        for masks in self._masks if call.conversions.masks is not None else ():
+            masks.values = masks.values.to(call.conversions.masks)
         values = [adapter.output() for adapter in self.adapters]
         for index, labels in self._labels.items():
             values.insert(index, labels)

@@ -25,6 +25,7 @@ from gpuaug.core.targets import (
     PER_BOX,
     VALID,
     Column,
+    FlatColumn,
     PackedTargets,
     PendingRows,
     TargetsLayout,
@@ -81,7 +82,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, per_box)
-    if isinstance(targets, PackedTargets) and not _may_stay_packed(targets, per_box):
+    if isinstance(targets, PackedTargets) and not _may_stay_packed(targets):
         targets = targets.unpacked()
     if isinstance(targets, list | tuple) and targets and all(isinstance(frames, list | tuple) for frames in targets):
         records_of_clips = iter(sanitize([*chain.from_iterable(targets)], per_box=per_box))
@@ -91,7 +92,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if isinstance(targets, PackedTargets):
         packed = targets
         keys = _keys(targets.layout.keys, per_box)
-        columns_by_key = targets.columns()
+        columns_by_key = targets.all_columns()
     else:
         if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
             raise ArgumentTypeError(
@@ -112,7 +113,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         # A ``PackedTargets`` without columns, whose method ``unpacked`` copies the dicts. In place of a mapping that is not a
         # dict, there is an empty dict, in which only the shortened values are collected.
         base_records: list[dict[Any, Any]] = [record if type(record) is dict else {} for record in targets]
-        packed = PackedTargets((), (), TargetsLayout(list, base_records, [], []))
+        packed = PackedTargets((), {}, TargetsLayout(list, base_records, []))
     valid = columns_by_key[VALID.name]
     valid.join()
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
@@ -130,8 +131,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags), fill_value=0).view(-1)
     else:
         (kept_rows,) = send([np.flatnonzero(host_valid.numpy())], valid_flags.device)
-    kept_columns = {name: (column.packed, column.joined.index_select(0, kept_rows)) for name, column in joined_columns.items()}
-    result = packed.with_columns(kept_columns, PendingRows(frozenset(kept_columns), valid.lengths, host_valid))
+    kept_columns = (FlatColumn(column.packed, column.joined.index_select(0, kept_rows)) for column in joined_columns.values())
+    result = packed.with_columns(kept_columns, PendingRows(frozenset(joined_columns), valid.lengths, host_valid))
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     dicts = result.settled().unpacked()
@@ -146,21 +147,13 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
 
 
-def _may_stay_packed(targets: PackedTargets, per_box: Collection[str] | None) -> bool:
-    """Return whether boxes can be removed without unpacking.
-
-    They can if all dicts with boxes have ``valid``, and all values with one entry per box are in packed columns.
-    """
+def _may_stay_packed(targets: PackedTargets) -> bool:
+    """Return whether boxes can be removed without unpacking: ``valid`` is packed, and all dicts with boxes have it."""
     valid = targets.columns().get(VALID.name)
     if valid is None or valid.dtypes != {torch.bool} or valid.joined.ndim > 1 or valid.packed.shapes is not None:
         return False
-    layout = targets.layout
-    counts = dict(zip(valid.samples, valid.packed.lengths, strict=True))
-    others = zip(layout.others, targets.others, strict=True)
-    return all(sample in counts or _has_no_boxes(record) for sample, record in enumerate(layout.records)) and not any(
-        isinstance(value, _SEQUENCES) and (name in (per_box or ()) or _length(value) == counts.get(sample))
-        for (sample, name), value in others
-    )
+    samples = set(valid.samples)
+    return all(sample in samples or _has_no_boxes(record) for sample, record in enumerate(targets.layout.records))
 
 
 def _can_be_joined(column: Column, valid: Column) -> bool:
@@ -213,7 +206,7 @@ def _shortened(
         if not all(map(_is_typed, shortened[name].values)):
             column = shortened.pop(name)
             if per_box is None:
-                _check_not_per_box(name, {counts[sample] for sample in column.samples})
+                _check_not_per_box(name, {counts[sample] for sample in column.samples if sample in counts})
     return shortened
 
 

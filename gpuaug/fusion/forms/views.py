@@ -1,9 +1,10 @@
-"""Outputs of several *views*, that is, random augmentations of the same images.
+"""Outputs of several *views*, that is, random augmentations of the same images, and conversion of the outputs of a call.
 
 Not in ``record.py``, because a ``Record`` holds the inputs and outputs of one view.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, holds_targets, type_name, with_class_of
+from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, FlatColumn, PackedTargets, holds_targets, type_name, with_class_of
 
 
 def concatenated_views(views: Sequence[Any], keys: Sequence[str], samples: int, *, is_cutmix: bool) -> Any:
@@ -40,19 +41,15 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], samples: int, 
             "return one size, or add a resize after them."
         )
     if len(keys) == 1:
-        return with_class_of(torch.cat(tuple(views)), views[0])
+        return concatenated(views)
     results: list[Any] = []
     for key, parts in zip(keys, zip(*views, strict=True), strict=True):
         axis = 1 if is_cutmix and key == "class" else 0
         if key == "tv_tensors":
             results.append(_concatenated_containers(parts, len(images[0])))
-        elif isinstance(parts[0], Tensor) and parts[0].ndim:
-            results.append(with_class_of(torch.cat(parts, axis), parts[0]))
-        elif isinstance(parts[0], np.ndarray) and parts[0].ndim:
-            results.append(np.concatenate(parts))
-        elif isinstance(parts[0], list | tuple) and not batches.is_namedtuple(parts[0]):
-            results.append(type(parts[0])(element for part in parts for element in part))
-        else:
+            continue
+        results.append(concatenated(parts, axis))
+        if results[-1] is None:
             raise ArgumentTypeError(
                 f"{key} must be a tensor, array, list or tuple with one entry for each image for {len(views)} views, got "
                 f"{shown(parts[0])}. Pass such labels, or leave {key!r} out of data_keys."
@@ -64,6 +61,16 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], samples: int, 
                 "or leave 'class' out of data_keys."
             )
     return results
+
+
+def concatenated(parts: Sequence[Any], axis: int = 0) -> Any:
+    """Return the concatenation of tensors along ``axis``, or of arrays, lists or tuples; ``None`` for other values."""
+    if all(isinstance(part, Tensor) and part.ndim for part in parts):
+        return with_class_of(torch.cat(tuple(parts), axis), parts[0])
+    if all(isinstance(part, np.ndarray) and part.ndim for part in parts):
+        return np.concatenate(parts)
+    are_sequences = all(isinstance(part, list | tuple) and not batches.is_namedtuple(part) for part in parts)
+    return type(parts[0])(element for part in parts for element in part) if are_sequences else None
 
 
 def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
@@ -78,7 +85,7 @@ def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
     """
     first = views[0]
     if isinstance(first, Tensor):
-        return with_class_of(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
+        return concatenated(views) if type_name(first) in TARGET_TYPES else first
     if not holds_targets(first):
         return first
     cls: Any = type(first)
@@ -89,3 +96,16 @@ def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
     if isinstance(first, Mapping) and VALID.name in first and BOXES.class_name in map(type_name, first.values()):
         result[VALID.name] = torch.cat([view[VALID.name] for view in views])
     return batches.replace(first, result)
+
+
+def pure_tensors(results: Any) -> Any:
+    """Return the outputs of a call with plain tensors in place of torchvision's, as ``v2.ToPureTensor`` does."""
+    return batches.map_members(_pure, lambda value: isinstance(value, Tensor | PackedTargets), results)
+
+
+def _pure(value: Tensor | PackedTargets) -> Any:
+    """Return a tensor, or packed target dicts, without torchvision's classes. Other subclasses of ``Tensor`` remain."""
+    if isinstance(value, Tensor):
+        return value.as_subclass(Tensor) if type_name(value) else value
+    packed = value.with_columns(FlatColumn(column.packed.plain(), column.joined) for column in value.columns().values())
+    return replace(packed, others=pure_tensors(packed.others))

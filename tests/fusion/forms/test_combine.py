@@ -226,6 +226,17 @@ def test_a_key_with_another_number_of_entries_than_boxes_is_refused(run, key):
         combined(run, targets)
 
 
+@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+@pytest.mark.parametrize("convert", [torch.tensor, list, np.array])
+def test_labels_are_found_by_the_rule_of_sanitize(run, convert):
+    targets = [{"boxes": torch.tensor([[1.0, 2, 20, 22]] * n).view(-1, 4), "gt_labels": convert([n] * n)} for n in (3, 0, 1, 2)]
+    labels = combined(run, targets)["gt_labels"]
+    assert [*map(int, labels)] == [3, 3, 3, 1, 2, 2]
+    for target in targets:
+        target["gt_labels"] = convert([7, 8])
+    assert [*map(int, combined(run, targets)["gt_labels"])] == [7, 8], "a value of the image"
+
+
 def test_entries_of_different_shapes_are_refused():
     targets = [{"boxes": torch.tensor([[1.0, 2, 20, 22]]), "keypoints": torch.zeros(1, 5 + index % 2, 2)} for index in range(4)]
     with pytest.raises(ArgumentError, match="keypoints of the images of a sample must have one shape after the first axis"):

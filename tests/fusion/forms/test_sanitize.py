@@ -214,14 +214,6 @@ def test_sanitize_takes_the_same_entries_of_values_that_are_joined_and_of_others
     assert_values(made[3]["labels"], records[3]["labels"][records[3]["valid"]])
 
 
-def test_sanitize_of_an_empty_batch():
-    assert gpuaug.sanitize([]) == []
-    empty = {"boxes": torch.zeros(0, 4, 4), "valid": torch.zeros(0, 4, dtype=torch.bool)}
-    assert gpuaug.sanitize(empty) == []
-    (made,) = gpuaug.sanitize([{"boxes": torch.zeros(0, 4), "valid": torch.zeros(0, dtype=torch.bool)}])
-    assert made["boxes"].shape == (0, 4)
-
-
 @pytest.mark.parametrize("form", [list, tuple])
 def test_frames_of_clips_lose_the_boxes_that_they_lose_in_a_flat_list(form):
     valid = [[[True, False], [], [False]], [[True] * 3, [False, True], [True]], []]
@@ -243,6 +235,9 @@ def test_sanitize_keeps_images_without_annotations():
     assert list(kept[1]) == ["image_id", "size"]
     assert kept[1]["size"] is bare["size"]
     assert len(kept[0]["valid"]) == 1
+    records = [{"boxes": torch.zeros(2, 4), "valid": torch.ones(2).bool(), "size": torch.tensor([4, 5])}, bare]
+    packed = gpuaug.sanitize(in_packed(records))
+    assert [each["size"].tolist() for each in unpack_targets(settle_targets(packed))] == [[4, 5]] * 2
     (alone,) = gpuaug.sanitize([bare])
     assert alone == bare
     assert alone is not bare
@@ -293,12 +288,18 @@ FORMS_OF_ROWS = {
 @settings(max_examples=20)
 @given(st.data())
 def test_every_form_of_a_padded_value_loses_the_entries_of_the_same_boxes(data):
-    batch, count = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    batch, count = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 4))
     valid = data.draw(st.lists(st.lists(st.booleans(), min_size=count, max_size=count), min_size=batch, max_size=batch))
     rows = [[10 * sample + index for index in range(count)] for sample in range(batch)]
     of_image = {"paths": ["a" * count] * batch, "sizes": rows}  # keys of the image
-    padded = {**{key: form(rows) for key, form in FORMS_OF_ROWS.items()}, **of_image, "valid": torch.tensor(valid)}
-    for sample, record in enumerate(gpuaug.sanitize(padded)):
+    padded = {
+        **{key: form(rows) for key, form in FORMS_OF_ROWS.items()},
+        **of_image,
+        "valid": torch.tensor(valid).view(batch, count).bool(),
+    }
+    records = gpuaug.sanitize(padded)
+    assert len(records) == batch
+    for sample, record in enumerate(records):
         left = [number for number, is_valid in zip(rows[sample], valid[sample], strict=True) if is_valid]
         assert {key: list(map(int, record[key])) for key in FORMS_OF_ROWS} == dict.fromkeys(FORMS_OF_ROWS, left)
         assert {key: record[key] for key in of_image} == {key: values[sample] for key, values in of_image.items()}

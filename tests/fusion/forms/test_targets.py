@@ -9,7 +9,6 @@ import torch
 from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
-from support.gpu.launches import Launches
 from support.targets.detection import PIPELINES, boxes_of, corners, follow_targets, masks, records_of, through_kornia, upright
 
 import gpuaug
@@ -35,18 +34,6 @@ def test_target_boxes_and_keypoints_equal_kornia(name, p):
             sides = made["boxes"][:, 2:] - made["boxes"][:, :2]
             near = ((sides - 1).abs() < 1e-3).any(1)
             assert_values(made["valid"] | near, (sides >= 1).all(1) | near)
-
-
-def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
-    counted = []
-    augment = gpuaug.fuse(PIPELINES["flips"](0.5))
-    for batch in (2, 8):
-        images, records = photographs(batch), records_of(batch)
-        draws = augment.draw(images.shape, seed=0)
-        with Launches() as launches:
-            augment(images, records, data_keys=KEYS, draws=draws)
-        counted.append(launches.names)
-    assert counted[0] == counted[1]
 
 
 def in_form(boxes, form):

@@ -194,21 +194,24 @@ def test_valid_is_of_the_boxes_that_come_first():
     assert [len(record["extra"]) for record in got] == [3] * 3
 
 
-def test_views_repeat_the_annotations_of_each_image():
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_views_repeat_the_annotations_of_each_image(is_pure):
     value = {
         "map": tv_tensors.Mask(torch.randint(0, 9, (3, *SIDES))),
         "objects": [tensor("boxes", n, n) for n in (1, 0, 2)],
         "name": 5,
         "labels": [1, 2, 3],
     }
-    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16)], views=2)
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16), *([v2.ToPureTensor()] if is_pure else [])], views=2)
     draws = augment.draw(IMAGES.shape, seed=0)
     images, got = augment(IMAGES, value, draws=draws)
     pictures, masks = augment(IMAGES, value["map"], data_keys=["input", "mask"], draws=draws)
     assert_values(images, pictures)
     assert_values(got["map"], masks)
     assert [len(each) for each in got["objects"]] == [1, 0, 2, 1, 0, 2]
-    assert (type(got["map"]), got["name"]) == (tv_tensors.Mask, 5)
+    types = {type(tensor) for tensor in batches.tensors(got)}
+    assert types == ({torch.Tensor} if is_pure else {tv_tensors.Mask, tv_tensors.BoundingBoxes})
+    assert got["name"] == 5
     assert got["labels"] == [1, 2, 3]
     records = [{"objects": boxes, "label": label} for boxes, label in zip(value["objects"], value["labels"], strict=True)]
     assert [record["label"] for record in augment(IMAGES, records)[1]] == [1, 2, 3, 1, 2, 3]
