@@ -36,7 +36,7 @@ class Stats:
     decode_wait_ms: float = 0.0
     """Total time of the waits counted by ``decode_waits``, in milliseconds."""
     pinned_bytes: int = 0
-    """Bytes of page-locked memory in slots, images being decoded and decoders, when ``stats()`` was called."""
+    """Bytes of page-locked memory in slots, in decoders, and for images that are being decoded, when ``stats()`` was called."""
     decode_bytes: int = 0
     """Bytes of device memory for decoded pixels and decoders, when ``stats()`` was called."""
     captured: int = 0
@@ -50,11 +50,11 @@ class Stats:
     rows_read: int = 0
     """Number of rows that were read from a feature cache, when ``stats()`` was called."""
     rows_encoded: int = 0
-    """Number of samples that were encoded because the feature cache had no row of them, when ``stats()`` was called."""
+    """Number of samples that were encoded because the feature cache had no row for them, when ``stats()`` was called."""
     rows_written: int = 0
     """Number of rows that were written to the feature cache, when ``stats()`` was called."""
     rows_dropped: int = 0
     """Number of rows that were not written, because the disk was too slow, when ``stats()`` was called."""
     replaced_files: dict[str, str] = field(default_factory=dict)
-    """File of each sample that was replaced → reason, when ``stats()`` was called. Includes the runs before a loaded state, at
-    most 10 000 files. The key of a sample without a file is its position."""
+    """File of each sample that was replaced → reason, when ``stats()`` was called. After ``load_state_dict`` also the files of
+    the runs before; at most 10 000 files. The key of a sample without a file is its position."""

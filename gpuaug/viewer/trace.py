@@ -52,7 +52,7 @@ class Trace:
 
 
 def trace_batch(loader: StreamedLoader) -> Trace:
-    """Run the first batch of the next iterator, and restore the loader.
+    """Run the stages on the first batch of the next iterator, and restore the loader.
 
     Stages run as in a loop, up to the first feature stage, with the same random numbers.
 
@@ -92,7 +92,7 @@ class _RecordedStage(BoundStage):
     """Wrapper of a stage that appends host copies of the first stage's input and of each stage's output to ``states``."""
 
     def __init__(self, inner: BoundStage, states: list[Batch], lanes: Lanes) -> None:
-        super().__init__(inner.name, inner.selection, lanes)  # on the lane of ``inner``, which has the same name
+        super().__init__(inner.name, inner.selection, lanes)  # the name selects the lane: that of ``inner``
         self._inner = inner
         self._states = states
         self._device = lanes.device
@@ -103,7 +103,7 @@ class _RecordedStage(BoundStage):
         return self._inner.read(batch)
 
     def reads_pending(self, batch: Batch) -> bool:
-        # Whether the host must know the lengths of targets before read(). Always, because write() copies the batch to the host.
+        # The host must know the lengths of targets before every read(), because write() copies the batch to the host.
         return True
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ def _on_host(batch: Batch, device: torch.device) -> Batch:
         """Return a copy of a tensor, or of a mapping with copies of its tensors."""
         if isinstance(leaf, Tensor):
             return leaf.detach().to("cpu", copy=True)
-        # A mapping with a ``to`` method is copied like any other mapping.
+        # A mapping with a ``to`` method, such as ``BatchEncoding``, is a leaf. Its ``to`` might return the mapping itself.
         return {key: batches.map_leaves(copied, value) for key, value in leaf.items()} if isinstance(leaf, Mapping) else leaf
 
     return batches.map_leaves(copied, batch)

@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_671,
     "decode": 4_570,
     "feed": 2_454,
-    "fusion": 14_646,
+    "fusion": 14_647,
     "integrations": 49,
     "loader": 1_310,
     "profiler": 1_191,

@@ -2,8 +2,9 @@
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. Target dicts are *packed* if the
 values of all images under one key are one tensor. A *column* is the values of all images at one *path*: at the same keys, field
-names and indices, such as the boxes of all target dicts. The targets of a column become one *slot* (``kinds.py``). The samples
-of a column are images or clips, or with ``per_frame`` the frames of clips.
+names and indices, such as the boxes of all target dicts. The targets of a column become one *slot* (``kinds.py``), which
+checks them, concatenates them into one tensor for the passes, and splits the result. The samples of a column are images or
+clips, or with ``per_frame`` the frames of clips.
 
 A container is walked once, before the passes. Methods ``_read_…`` create a slot for the targets that they find, and return a
 function, which is called after the passes and returns a copy of what was read, with the transformed targets; or they return
@@ -83,16 +84,16 @@ class Container:
         self.output = make_result or (lambda: value)
         """Function without arguments that returns the container with the transformed targets."""
         self.targets = [slot.target for slot in self.slots]
-        """``Points`` or ``Masks`` of each slot."""
+        """Targets of each slot in the form that the passes transform: ``Points`` or ``Masks`` (``kinds.py``)."""
 
     @property
     def inner_keys(self) -> list[str]:
-        """Data keys of the targets inside of the container, with which ``Record`` checks what a module supports.
+        """Data keys of the targets inside of the container, with which a call (``record.py``) checks what a module supports.
 
         These are ``"mask"`` for each tensor of segmentation maps, and ``"targets"`` if a ``tv_tensors`` input has slots.
         """
-        is_list = self.key == "tv_tensors" and self.slots
-        return [*(adapter.key for adapter in self.maps), *(("targets",) if is_list else ())]
+        has_slots = self.key == "tv_tensors" and self.slots
+        return [*(adapter.key for adapter in self.maps), *(("targets",) if has_slots else ())]
 
     def _new_slot(self, kind: Kind, path: _Path, column: Column, *, per_frame: bool) -> Slot:
         """Create a slot for the targets of a column, and add it to ``slots``."""
@@ -101,7 +102,10 @@ class Container:
         return slot
 
     def _kind_of(self, path: _Path) -> Kind | None:
-        """Return the kind that a key of target dicts implies for values of any class; ``None`` for other keys and paths."""
+        """Return the kind of targets at ``path``, if it is a key of target dicts such as ``boxes``, else ``None``.
+
+        The class of the values is then not read.
+        """
         return TARGET_KEYS.get(path[0]) if self.key == "targets" and len(path) == 1 else None
 
     def _read_mask_list(self, value: Sequence[Any]) -> _MakeResult:
@@ -138,7 +142,7 @@ class Container:
             dicts = make_dicts()
             if not per_frame:
                 return tuple(dicts) if isinstance(value, tuple) else dicts
-            clips = call.output_frames(dicts)
+            clips = call.output_frames(dicts)  # per clip, the dicts of the frames that the pipeline selects
             return type(value)(map(type(value), clips) if is_nested else chain.from_iterable(clips))
 
         return make_result
@@ -147,13 +151,13 @@ class Container:
         """Read packed target dicts without unpacking them. Return ``None``, with no slots, if they have to be unpacked."""
         columns_by_key = packed.columns()
         target_keys = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
-        is_list = self.key in ("targets", "tv_tensors")
+        accepts_dicts = self.key in ("targets", "tv_tensors")
         # Unpack clips, and dicts that have targets outside of packed columns.
-        if self._call.frames or not is_list or not target_keys <= columns_by_key.keys() or holds_targets(packed.others):
+        if self._call.frames or not accepts_dicts or not target_keys <= columns_by_key.keys() or holds_targets(packed.others):
             return None
         self._read_columns(columns_by_key, (), per_frame=False)
         boxes = [slot for slot in self.slots if slot.kind is BOXES]
-        # One column ``valid`` is for one column of boxes, in the same dicts.
+        # Unpack dicts with several columns of boxes, or with ``valid`` in other dicts than the boxes.
         if len(boxes) > 1 or any(slot.column.samples != columns_by_key.get(VALID.name, slot.column).samples for slot in boxes):
             self.slots.clear()
             return None
@@ -181,8 +185,8 @@ class Container:
             return self._read_tensor(value, path)
         call = self._call
         if call.frames and self._is_per_frame(value):
-            frames = Column(range(call.size.images), list(chain.from_iterable(value)))
-            make_values = self._read_column(frames, path, per_frame=True)
+            frame_column = Column(range(call.size.images), list(chain.from_iterable(value)))
+            make_values = self._read_column(frame_column, path, per_frame=True)
             if make_values is None:
                 return None
             return lambda: type(value)(map(type(value[0]), call.output_frames(make_values())))
@@ -199,13 +203,14 @@ class Container:
             if make_member is not None:
                 makers[name] = make_member
                 is_boxes = isinstance(value, Mapping) and type_name(inner) == BOXES.class_name
-                boxes += self.slots[-1:] if is_boxes else []
-        if boxes:  # the key ``valid`` of the mapping has the mask of the valid boxes of the first tensor of boxes
+                boxes += self.slots[-1:] if is_boxes else []  # the slot that the call above has added
+        if boxes:  # the result gets the key ``valid``: which boxes of its first tensor of boxes are valid
             makers[VALID.name] = lambda: boxes[0].valid
             if VALID.name in value:
                 valid = value[VALID.name]
                 samples = boxes[0].column.samples
-                # One box per image, (B, 4), has ``valid`` (B,). Otherwise boxes are (n, 4) of a single image.
+                # One box per image, (B, 4), has ``valid`` (B,). Otherwise boxes are (n, 4) of a single image, or ``set_valid``
+                # raises an error.
                 is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
                 flags = Column(samples, valid.split(1) if is_one_each else [valid] * len(samples))
                 boxes[0].set_valid(flags, samples)
@@ -232,7 +237,7 @@ class Container:
         if kind is None:
             return None
         call, batch, frames = self._call, self._batch, self._call.frames
-        # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
+        # In a batch of one image, a tensor belongs to that image. Only masks with a batch axis have four axes.
         if batch == 1 and tensor.ndim < 4:
             make_values = self._read_column(Column((0,), (tensor,)), path, per_frame=False)
             assert make_values is not None
@@ -256,7 +261,7 @@ class Container:
 
         def make_result() -> Tensor:
             column = slot.result()
-            values = column.joined.view(tensor.shape)
+            values = column.joined.view(tensor.shape)  # one tensor for all samples
             (result,) = column.packed._replace(lengths=[len(tensor)]).tensors(
                 values[:, list(call.frame_indices)] if per_frame else values
             )
@@ -276,7 +281,8 @@ class Container:
         count = len(column.samples)
         # (positions in the column, function that returns the transformed values at these positions).
         value_makers: list[tuple[Sequence[int], _MakeValues]] = []
-        for kind, positions in (_by_class(column) if kind_of_key is None else {kind_of_key: range(count)}).items():
+        positions_by_kind = _by_class(column) if kind_of_key is None else {kind_of_key: range(count)}
+        for kind, positions in positions_by_kind.items():
             column_of_kind = column if len(positions) == count else column.selected(positions)
             if kind is not None:
                 value_makers.append((positions, self._new_slot(kind, path, column_of_kind, per_frame=per_frame).parts))
@@ -366,15 +372,15 @@ class Container:
     def _check_elements(self, elements: Sequence[Any]) -> None:
         """Raise an error if it is ambiguous whether each element of a sequence belongs to one image, or to all images.
 
-        The sequence has B elements, one per image. Ambiguous are elements of different types, such as (boxes, masks) for B = 2.
+        The sequence has B elements. Elements of different types are ambiguous, such as (boxes, masks) for B = 2.
         """
         kinds = sorted(set(map(_annotation_type, elements)) - {""})
         got = " and ".join(kinds)
         if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._call.frames:
             shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
             shape = shapes.pop()
-            # Each element may be masks of all images, (B, H, W), or B masks of one image. Only of tuples: collate functions
-            # return a list if there is one element per image.
+            # Each element may be masks of all images, (B, H, W), or B masks of one image. Lists are not ambiguous: collate
+            # functions return a list if there is one element per image.
             is_ambiguous = not shapes and len(shape) == 3 and shape[0] == self._batch
             got = f"{self._batch} masks {shape}"
         else:
@@ -400,7 +406,7 @@ class Container:
 
 
 def _by_class(column: Column) -> dict[Kind | None, Sequence[int]]:
-    """Return kind → positions of the values of its class of torchvision; and ``None`` → positions of the containers."""
+    """Return kind → positions of the tensors of its torchvision class; and ``None`` → positions of the containers."""
     kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in column.types - HOLDS_NOTHING - {dict}}
     if len(column.types) == 1 and any(kinds.values()):
         return {kind: range(len(column.samples)) for kind in kinds.values()}
@@ -423,6 +429,7 @@ def _check_dicts(records: Any, batch: int) -> None:
         raise ArgumentError(
             f"targets must hold one dict for each of the {batch} images, got {len(records)}. Pass one dict per image."
         )
+    # ``set(map(…))`` is fast for lists of dicts.
     for sample, record in enumerate(records) if set(map(type, records)) != {dict} else ():
         if not isinstance(record, Mapping):
             raise ArgumentTypeError(
@@ -445,6 +452,6 @@ def _annotation_type(value: Any) -> str:
 
 def _is_sequence(value: Any) -> bool:
     """Return whether a value is a list, a tuple or a similar sequence, and not a namedtuple or string."""
-    if type(value) in (list, dict):
+    if type(value) in (list, dict):  # the fast answer for the usual types
         return type(value) is list
     return isinstance(value, Sequence) and not isinstance(value, str | bytes) and not batches.is_namedtuple(value)

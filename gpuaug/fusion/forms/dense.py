@@ -1,7 +1,8 @@
 """``Dense``: an input that is one tensor for the whole batch: images, masks (B, C, H, W), or padded boxes (B, N, 4).
 
-A clip has T frames. Inside, the frames of clips are merged into one batch of images, (B · T, C, H, W). ``valid`` is the (B, N)
-mask of the boxes that are not padding, and in the result of the boxes that are still inside the image.
+Images may also be ragged. A clip has T frames. For the passes, the frames of clips are merged into one batch of images,
+(B · T, C, H, W). ``valid`` is a (B, N) mask: in the input of the boxes that are not padding, in the result of those boxes that
+are still inside the image.
 """
 
 from collections.abc import Sequence
@@ -35,11 +36,12 @@ class Dense:
         self.key, self._call, self._input = key, call, value
         if key != "input":
             check_input(key, value)
-        elif value is not call.images:
+        elif value is not call.images:  # further images, of another input with the key ``input``
             check_same_size(call.size, Call(value, call.boxes, call.conversions, call.clip_layout).size)
         self.kind = DATA_KEYS.get(key)
         box_format = KORNIA_FORMATS.get(key)
-        # Number of axes with a batch axis: 4 for images and masks, 2 for ``valid``, 2 + the axes of a box or point, (B, N, …).
+        # ``kind`` is ``None`` for images. Number of axes with a batch axis: 4 for images and masks, 2 for ``valid``, and
+        # 2 + the axes of a box or point for boxes and keypoints, (B, N, …).
         axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
         is_tensor = isinstance(value, Tensor)
         self._has_frames = bool(call.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
@@ -66,7 +68,7 @@ class Dense:
         self.storage: tuple[Any, str] | None = (self.targets[0], "values") if self.targets else None
         """(object, name of an attribute) where the current values are; ``None`` if they are in ``value``.
 
-        ``Record`` sets it for ``valid``, whose values are in the ``Points`` of the boxes.
+        ``Record`` (``record.py``) sets it for ``valid``, whose values are in the ``Points`` of the boxes.
         """
 
     def _frames_merged(self, value: Tensor) -> Tensor:
@@ -102,7 +104,7 @@ class Dense:
         """
         if not self._has_frames or self.key == "input":
             return
-        axis = 0 if self.kind is MASKS else 1
+        axis = 0 if self.kind is MASKS else 1  # pipelines that draw per frame, for which boxes are (B · T, n, …), select none
         values = self.current
         per_frame = values.unflatten(axis, (frames, -1) if axis else (-1, frames))
         self.current = torch.index_select(per_frame, 1, indices).flatten(axis, axis + 1)
@@ -121,9 +123,10 @@ class Dense:
         """Return the result in the form of the input."""
         call, user_value, result = self._call, self._input, self.current
         keepdim, views = call.keepdim, call.views
-        # The added axis is removed, for boxes and keypoints always, as in Kornia; but several views need the batch axis.
-        keeps_shape = keepdim or self.kind not in (None, MASKS)
-        if self._added_axis is not None and (views == 1 or self._added_axis) and keeps_shape:
+        # As in Kornia, the added axis of images and masks is removed with ``keepdim`` only, that of boxes and keypoints always.
+        # Several views need the batch axis.
+        removes_axis = keepdim or self.kind not in (None, MASKS)
+        if self._added_axis is not None and (views == 1 or self._added_axis) and removes_axis:
             result = result.squeeze(self._added_axis)
         if self._has_frames:
             result = self._frames_restored(result)
