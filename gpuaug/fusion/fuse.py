@@ -162,7 +162,7 @@ class Fused(nn.Module):
         self._target_conversions = target_conversions_of(uint8_program.tree)
         """Conversions of targets by transforms of the pipeline. They are applied at its end."""
         self.definition = (pipeline, replace(options, dtype=uint8_program.dtype))
-        """(pipeline, options), which determine the output for a seed and a batch. Loader states contain their text.
+        """(pipeline, options), which determine the output for a seed and a batch. Saved states of loaders contain their text.
 
         The options hold the output dtype for uint8 images.
         """
@@ -171,7 +171,7 @@ class Fused(nn.Module):
         self._programs[torch.uint8] = uint8_program
         self.geometric_modules = uint8_program.geometric_modules
         """Modules of the pipeline whose ops may move pixels within an image."""
-        self._prefetch = TablePrefetch()
+        self._prefetch = TablePrefetch()  # draws parameter tables for this call and for later ones
         self.clip_layout = clip_layout_of(pipeline)
         """Layout of clips that the pipeline accepts."""
         # Images of the last call; empty before the first call. A list, because nn.Module.__setattr__ is slow.
@@ -314,7 +314,7 @@ class Fused(nn.Module):
         combination = Combination(self._program().combining, inputs, data_keys, self.options.boxes)
         program = self._program(combination.dtype)
         size, key = combination.size, combination.plan_key
-        seed = next_seed() if draws is None else 0  # not used with ``draws``
+        seed = next_seed() if draws is None else 0  # 0 is not used: ``draws`` replace new draws
         plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])  # see ImageKey
         if draws is None and plan is not None and key is not None and key in program.cached:
             op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])
@@ -341,7 +341,7 @@ class Fused(nn.Module):
     def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, seed: int | None = None) -> Any:
         """Run ``forward`` without ops that combine images. ``seed``: seed of the call; ``None`` if it is not drawn yet."""
         if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
-            inputs = first_images(inputs, data_keys)  # a list of batches: samples with several images
+            inputs = first_images(inputs, data_keys)  # of samples with several images; no op uses the others
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
@@ -357,11 +357,11 @@ class Fused(nn.Module):
         for op in program.limited_ops:
             record.check_keys(op)
         if program.box_crop is not None:
-            record.boxes_for_crop(program.box_crop)  # raises an error without boxes
+            record.boxes_for_crop(program.box_crop)  # only to raise an error without boxes
         self._last_call[:] = ((size, record.call.device, record.call.dtype),)
         # All views run in the same passes if one plan runs the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
-        # Whether ``TablePrefetch`` can draw for this call and later ones, which it does unless ``draws`` are passed.
+        # Whether ``TablePrefetch`` can draw for several calls at once, which it does in ``_run`` unless ``draws`` are passed.
         draws_ahead = views_together and plan is not None and not plan.draws_one_batch_at_a_time
         if draws is None and not draws_ahead and seed is None:
             seed = next_seed()
@@ -376,7 +376,7 @@ class Fused(nn.Module):
                     result = self._run(program, record, plan, all_draws, seed)
                 else:
                     assert all_draws is not None
-                    # Kornia's labels of a CutMix have an axis before the batch axis.
+                    # Without soft labels, a CutMix returns Kornia's labels, which have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [
                         self._run(program, self._record_of(inputs, keys), plan, draws_of_view)

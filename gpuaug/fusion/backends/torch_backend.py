@@ -4,8 +4,8 @@ A *plan* is the passes of a pipeline. A *pass* reads and writes all images once.
 moves or interpolates pixels, or a filter, or a mix. It goes on with pointwise ops. The *parameter table* has one float32 row
 per *sample*, an image or a clip, with the parameters of all ops. *Ragged* images differ in size. If images differ in size after
 a pass, each lies in the top left corner of a *canvas*, a buffer of one size. An *index map* maps integer coordinates of pixels
-to integer coordinates, as a flip, a crop or padding does. The *taps* of an output pixel are the source pixels that it is
-interpolated from.
+to integer coordinates, as a flip, a crop or padding does. A *warp* is an interpolation by an affine or perspective matrix. The
+*taps* of an output pixel are the source pixels that it is interpolated from.
 
 In shapes, B is the number of samples, V of views (random augmentations per image), T of frames per clip, which is 1 for images,
 and K of columns of the table. An apostrophe marks the size of output images.
@@ -59,7 +59,8 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         plan: Plan for the size of the images.
         images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table, on the device of the images.
-        canvases: (height, width) of the canvas of each pass but the last, from ``Plan.canvases``.
+        canvases: (height, width) of the canvas of each pass but the last, from ``Plan.canvases``; empty if all images between
+            passes have one size.
 
     Shape:
         - images: (B · T, C, H, W), or a ragged batch
@@ -80,7 +81,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
-        # Entry ``index - 1`` is for the images that the pass before has written.
+        # ``source``: images that the pass reads. Entry ``index - 1`` is for the images that the pass before has written.
         source = converted(result, torch.uint8) if converts_to_bytes[index - 1] else result
         if pass_.out.ragged:
             result = run_pass(pass_, source, table, canvases[index])
@@ -111,8 +112,8 @@ def rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
 def _images_to_run(pass_: Pass, table: Tensor) -> Tensor | None:
     """Return the indices of the images to which at least one op of a pass applies. ``table``: one row per image.
 
-    ``None`` to run the pass on all images: without a column of buffer routes; if there is such an op for every image; and on a
-    GPU, where the host would wait for the indices.
+    ``None`` to run the pass on all images: if images cannot skip the pass, so that it has no column of *buffer routes* (0 for
+    an image that skips it); if none of these images skips it; and on a GPU, where the host would wait for the indices.
     """
     if pass_.route_column < 0 or table.is_cuda:
         return None
@@ -154,7 +155,7 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
 
 
 def run_chains(pass_: ChainsPass, images: Tensor, table: Tensor, run_plan: Callable[[Plan, Tensor, Tensor], Tensor]) -> Tensor:
-    """Run a pass that mixes the results of chains.
+    """Run a pass that mixes the results of *chains*: sequences of ops that each process a copy of the images.
 
     Args:
         pass_: The pass.
@@ -195,19 +196,20 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """Run the front of a gather pass: move and interpolate pixels. Return float32. ``table``: from the pass's first column."""
     front, columns, out = pass_.front, pass_.columns, pass_.out
     if columns.frames >= 0:
-        assert isinstance(images, Tensor)
+        assert isinstance(images, Tensor)  # ragged batches have no clips
         images = images[_selected_frames(pass_, table) % len(images)]  # % because all views read the same images
     parameters = _Parameters(table, pass_)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
-    fill_column = columns.after_fill
+    fill_column = columns.after_fill  # fill of the pixels that are not ``inside``: constant padding
     # From coordinates of output pixels to coordinates of source pixels: ``after``, the interpolation, ``before``.
     x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
     if front.filter:
         values = _resize_antialiased(pass_, images, table, x, y)
     elif front.warp is None:
-        # The fill of padding is inserted below, after bytes are divided by 255, because fill · 255 / 255 may differ from the
-        # fill. Until then a pixel of padding is a copy of the pixel (0, 0).
+        # A gather without an interpolation has no index maps ``after``, so that ``inside`` is None here. The fill of padding is
+        # inserted below, after bytes are divided by 255, because fill · 255 / 255 may differ from the fill. Until then a pixel
+        # of padding is a copy of the pixel (0, 0).
         fill_column = columns.before_fill
         x, y, inside = parameters.map_indices(front.before, columns.before, x, y)
         source = reader(images, len(table), out.channels)
@@ -313,7 +315,10 @@ class _Parameters:
         return self._table[:, column : column + channels, None, None]
 
     def map_indices(self, maps: IndexMaps, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Map pixel indices of the output of ``maps`` to its input. ``column``: first column of the maps.
+        """Map pixel indices of the output of ``maps`` to its input.
+
+        ``column``: first column of the maps: sign and offset of x, then of y; with padding also the bounds of the image,
+        [low, high), in x, then in y.
 
         Returns:
             (x, y, mask of the pixels that are not padding). The mask is ``None`` unless there is constant padding.
@@ -330,12 +335,12 @@ class _Parameters:
         return _pad_index(maps.edge, x, low_x, high_x), _pad_index(maps.edge, y, low_y, high_y), None
 
     def warp_sizes(self, column: int) -> tuple[Tensor, Tensor]:
-        """Return the width and the height of the input images of a warp, (B, 1, 1) int64 each. ``column``: its first column."""
+        """Return width and height of the input images of a warp, (B, 1, 1) int64. ``column``: first column of its matrix."""
         size_column = column + (6 if self.front.interpolation == "affine" else 9)
         return self.integer(size_column), self.integer(size_column + 1)
 
     def warp_coordinates(self, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input coordinates (x, y), float32, of output pixels of a warp. ``column``: its first column."""
+        """Return the input coordinates (x, y), float32, of output pixels of a warp. ``column``: first column of its matrix."""
         matrix = [self.number(column + k) for k in range(6 if self.front.interpolation == "affine" else 9)]
         source_x = matrix[0] * x + (matrix[1] * y + matrix[2])
         source_y = matrix[3] * x + (matrix[4] * y + matrix[5])
@@ -353,6 +358,7 @@ class _Parameters:
         column = self.columns.warp
         weights = []
         for coordinate, count in zip(self.warp_coordinates(column, x, y), self.warp_sizes(column), strict=True):
+            # The two taps along the axis are ``first`` and ``first + 1``; the nearest pixel is ``first``, with weight 1.
             first = torch.round(coordinate) if nearest else torch.floor(coordinate)
             second_weight = torch.zeros_like(coordinate) if nearest else coordinate - first
             weights.append(
@@ -370,7 +376,7 @@ def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class _Taps:
-    """Reader of the pixels that are interpolated: the source pixels after the index maps ``Gather.before``.
+    """Reader of the pixels that are interpolated: pixels of the images after the index maps ``Gather.before``.
 
     Args:
         source: Reader of the images or masks.
@@ -411,7 +417,10 @@ class _Taps:
         return values
 
     def interpolate(self, column: int, x: Tensor, y: Tensor, *, nearest: bool, half_pixel_centers: bool) -> Tensor:
-        """Return the output pixels of a resize or warp at coordinates (x, y). ``column``: its first column in the table."""
+        """Return the output pixels of a resize or warp at coordinates (x, y).
+
+        ``column``: its first column. Columns of a resize: scale, start and count of x, then of y.
+        """
         parameters = self._parameters
         front = parameters.front
         if front.interpolation == "resample":
@@ -426,7 +435,7 @@ class _Taps:
             count_x, count_y = parameters.warp_sizes(column)
 
         def read(x: Tensor, y: Tensor) -> Tensor:
-            """Return the pixels at integer coordinates relative to the first pixel of a window of ``count`` pixels per axis.
+            """Return the pixels at integer coordinates relative to pixel ``start`` of a window of ``count`` pixels per axis.
 
             Outside the window, return ``outside`` if ``front.zero_outside``, else the nearest pixel of the window. The window
             is the part of the image that is resized, or, for a warp, the whole image.
@@ -457,7 +466,7 @@ class _Taps:
 def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
     """Return the linear interpolation between two pixels. ``weight``: weight of the second."""
     mean = first * (1 - weight) + second * weight
-    if first.dtype == torch.uint8:
+    if first.dtype == torch.uint8:  # has no NaN
         return mean
     # With weight 0, the result must be the first pixel, bit for bit, but 0 · NaN is NaN.
     return torch.where(weight == 0, first, mean)
@@ -476,6 +485,7 @@ def _resize_antialiased(pass_: GatherPass, images: Tensor | Ragged, table: Tenso
     for index, row in enumerate(table[:, first : first + 6].tolist()):
         image_reader = reader(image_of(images, index % len(images)), 1, pass_.out.channels)
         taps = _Taps(image_reader, _Parameters(table[index : index + 1], pass_))
+        # x is (1, 1, W') or (B, 1, W'), and y is (1, H', 1) or (B, H', 1).
         image_x = x[index % len(x), 0]
         image_y = y[index % len(y), :, 0]
 

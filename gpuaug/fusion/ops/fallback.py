@@ -202,7 +202,7 @@ class EagerKornia(EagerOp):
             self._container = K.AugmentationSequential(cast(Any, module), **self._settings)
         self._container.disable_features = True
         self._is_video = isinstance(module, K.VideoSequential)
-        """Whether the module itself accepts clips. Otherwise ``_clip_container`` runs it on clips."""
+        """Whether the module itself accepts clips. Otherwise ``_clip_container`` runs it on clips, ``_container`` on images."""
 
     @property
     def moves_nothing(self) -> bool:
@@ -214,7 +214,7 @@ class EagerKornia(EagerOp):
         )
 
     def moves(self, key: str) -> bool:
-        """True if Kornia transforms an input with data key ``key`` together with the images, or refuses it with an error."""
+        """True if Kornia transforms an input with data key ``key`` as the images, refuses it, or need not change it."""
         return key in ("input", "tv_tensors", *_UNMOVED_KEYS) or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -258,7 +258,7 @@ class EagerKornia(EagerOp):
         """Output size according to Kornia's parameters; the input size if a sample skips the module."""
         item: ParamItem = draws["params"][0]
         if self.lowered is not None and isinstance(item.data, dict):
-            is_applied = not self.lowered.is_random or bool((item.data["batch_prob"] > 0.5).all())
+            is_applied = not self.lowered.is_random or bool((item.data["batch_prob"] > 0.5).all())  # 1: applied, 0: skipped
             return self.lowered.out(size) if is_applied else size
         return _out_drawn(item, size)
 
@@ -309,7 +309,7 @@ class EagerKornia(EagerOp):
 
 
 def _out_drawn(item: Any, size: Size) -> Size:
-    """Output size of a module for images of ``size``. ``item``: Kornia's parameters, of a container with a list of items."""
+    """Output size of a module for images of ``size``. ``item``: Kornia's parameters; a container has a list of items in it."""
     data = getattr(item, "data", None)
     for inner in data if isinstance(data, list) else ():
         size = _out_drawn(inner, size)
@@ -413,7 +413,7 @@ class EagerTorchvision(EagerOp):
         return self.members_move_nothing or is_colour_only
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"key"``, a seed for the module, and ``"apply_mask"``, True for the samples that the module is called for."""
+        """Draw ``"key"``, a seed, and ``"apply_mask"``, True for the samples that the module is called for (``OpDraws``)."""
         applies = np.ones(size.batch, dtype=bool)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
@@ -456,7 +456,7 @@ class EagerTorchvision(EagerOp):
         return (torch.cat(outputs) if frames else torch.stack(outputs))[: len(images)]
 
     def _output(self, image: Tensor, index: int, classes: list[type[Tensor]]) -> Tensor:
-        """Return the output of the module for image or clip ``index``. Replaces the entry of ``classes``."""
+        """Return the output of the module for ``image``, image or clip ``index``, and write its class into ``classes``."""
         if classes[index] is Tensor and not self._runs_user_code:
             # As an image, a plain tensor gets the fill value that is set for images; as a video, a clip is transformed at once.
             output = self.module(image.as_subclass(tv_tensor_class("Video" if image.ndim == 4 else "Image")))

@@ -97,7 +97,7 @@ class BlurOp(NeighbourhoodOp):
         return 1 if max(self.kernel_size) <= ONE_LAUNCH_SIDE else 2
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the standard deviations of the Gaussian along y and x, in pixels, which are equal."""
+        """Write the standard deviations of the Gaussian along y and along x, in pixels. They are equal."""
         out[:, 1] = out[:, 2] = draws["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class BlurOp(NeighbourhoodOp):
             length = images.shape[axis]
             images = sum(  # type: ignore[assignment]
                 (padded.narrow(axis, shift, length) * column(weights, shift) for shift in range(1, side)),
-                padded.narrow(axis, 0, length) * column(weights, 0),
+                padded.narrow(axis, 0, length) * column(weights, 0),  # the start of the sum
             )
         return images
 
@@ -146,7 +146,7 @@ class MedianBlur(NeighbourhoodOp):
         return None if supported else f"kernel_size={self.settings['kernel_size']} is neither 3x3 nor 5x5"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Return the images of medians."""
+        """Return images whose pixels are the medians of the squares around them."""
         return median_of_square(images, self.kernel_size[0])
 
 
@@ -175,12 +175,12 @@ class MotionBlurOp(NeighbourhoodOp):
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        if self.bounds["ksize"][0] < 1:
+        if self.bounds["ksize"][0] < 1:  # the bound of half the side
             return "a drawn kernel_size may be below 3"
         return 'resample="bicubic"' if self.settings["resample"].name == "BICUBIC" else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the side of the blur kernel per batch; and angle in degrees and direction per sample, see ``line_weights``."""
+        """Draw the side of the blur kernel, equal in a batch, and angle and direction of each sample, see ``line_weights``."""
         reach = np.floor(sampler.shared_by_samples().within(*self.bounds["ksize"])).clip(max=self.reach)
         return {
             "ksize_factor": 2 * reach.astype(np.int32) + 1,
@@ -219,7 +219,7 @@ class MotionBlurOp(NeighbourhoodOp):
             offset = rows[:, tap_column].long() * padded.shape[3] + rows[:, tap_column + 1].long()
             index = (pixel_index + offset[:, None])[:, None].expand(-1, channels, -1)
             values = padded.flatten(2).gather(2, index).view_as(images)
-            # Columns after the last tap are 0, also the weight, and 0 · infinity would be NaN.
+            # Columns after the last tap are 0, so the weight is 0, too, and 0 · infinity would be NaN.
             total += (values * column(rows, tap_column + 2)).masked_fill(column(rows, tap_column + 2) == 0, 0)
         return total
 
@@ -419,7 +419,7 @@ class EqualizeOrContrast(LevelsOp):
         self.to_bytes = picks[1].to_bytes  # the conversion does not change equalized bytes
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the code of the picked op in place of the apply mask."""
+        """Write the code of the picked op in place of the apply mask. ``"parts"``: (op, its draws) of both ops."""
         for op, op_draws in draws["parts"]:
             out[op_draws["apply_mask"], 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 

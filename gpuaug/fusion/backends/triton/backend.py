@@ -1,7 +1,10 @@
 """Backend that runs a plan in Triton kernels: one launch per pass, or two for some filters and for contrasts around a mean.
 
 A pass is one reading and writing of all images. It begins with its *front*: a gather, which moves or interpolates pixels, or a
-filter, or a mix. Then it runs pointwise ops. A plan is the passes of a pipeline for images of one size.
+filter, or a mix. Then it runs pointwise ops. A plan is the passes of a pipeline for images of one size. The parameter table has
+a float32 row with the parameters of all ops per *sample*, an image or a clip. *Views* are random augmentations of one image.
+
+A *warp* is an interpolation by an affine or perspective matrix. CUDA's groups of 32 threads are called *CUDA warps* here.
 """
 
 from collections.abc import Callable
@@ -54,8 +57,9 @@ from gpuaug.fusion.program.intermediates import (
 from gpuaug.fusion.program.plan import Canvas, Canvases, ChainsPass, GatherPass, OpPass, Plan
 
 # Values of the constants of ``gather_kernel``: ``INTERPOLATION``, ``FILTER`` (antialiasing), ``RAGGED_LAYOUT``, ``MAX_VALUE``,
-# and the padding mode of ``MAP_BEFORE`` and ``MAP_AFTER``: 0 for no index maps, 1 for index maps without padding. The empty
-# string stands for none. ``UINT16_UNIT`` is ``torch.uint16``.
+# and the padding mode of ``MAP_BEFORE`` and ``MAP_AFTER``: 0 for no index maps, 1 for index maps without padding. An index map
+# maps integer coordinates of pixels, as a flip, a crop or padding does. The empty string stands for none. ``UINT16_UNIT`` is
+# ``torch.uint16``.
 _INTERPOLATIONS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _RAGGED_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
@@ -63,16 +67,16 @@ _MAX_VALUES = {torch.uint8: 255, UINT16_UNIT: 65535}
 _PADDING_MODES = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
-"""(height, width) of the tile, the output pixels of a thread block, by type of the interpolation. Warps lie along x."""
+"""(height, width) of the tile, the output pixels of a thread block, by type of interpolation. CUDA warps lie along x."""
 
 MEAN_TILE = (32, 32)
-"""(height, width) of a tile in a pass that needs a mean: 1,024 pixels, four times as many as in a warp.
+"""(height, width) of a tile in a pass with a contrast, which needs the mean grey of the image.
 
 Larger tiles have fewer blocks, and thereby fewer sums to add.
 """
 
 ANTIALIASED_TILE = (8, 64)
-"""(height, width) of a tile in an antialiased resize. A block is one warp, which computes one line after another."""
+"""(height, width) of a tile in an antialiased resize. A block is one CUDA warp, and computes line after line."""
 
 MOST_SAMPLES = 65535
 """Maximum number of images or frames of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
@@ -136,7 +140,7 @@ def run(
     if not is_current(images.device):
         with on_device(images.device):
             return run(plan, images, table, dtype, memory_format, canvases)
-    key = types_written, dtype_of(images), dtype  # the function tells this entry from launches
+    key = types_written, dtype_of(images), dtype  # with the function, because the cache also holds launches
     dtypes = plan.passes[-1].launch_cache.get(key)
     if dtypes is None:
         dtypes = types_written(plan.passes, dtype_of(images), dtype)
@@ -163,11 +167,12 @@ def _run_passes(
         out_shape = table.shape[0] * pass_.out.images_per_sample, pass_.out.channels, *out_sides
         if index == last_index:
             out = torch.empty(out_shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
-        elif plan.passes[-1].route_column < 0:
+        elif plan.passes[-1].route_column < 0:  # no sample may skip a pass: all passes but the first have the column, or none
             out = torch.empty(out_shape, dtype=dtypes[index], device=images.device)
         else:
             # A sample skips a pass if none of its ops applies to the sample, and stays in its buffer. The parameter table tells
             # the kernels the buffer that each sample is read from, and the buffer that it is written to (``select_buffers``).
+            # All passes but the last then write images of one size and one type.
             if buffers is None:
                 buffers = torch.empty((2, *out_shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
@@ -182,7 +187,7 @@ def _run_passes(
                 if isinstance(pass_, ChainsPass):
                     run_plan = partial(run, dtype=torch.uint8, memory_format=torch.contiguous_format)
                     values = torch_backend.run_chains(pass_, front_source, pass_table, run_plan)
-                else:  # as_on_gpu: the tensors of Triton's interpreter are on the CPU.
+                else:  # as_on_gpu, because the tensors of Triton's interpreter are on the CPU
                     values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), pass_table, as_on_gpu=True)
                 out.copy_(converted(values, out.dtype))
                 source = out
@@ -193,7 +198,7 @@ def _run_passes(
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
-    """Launch a gather pass. If a contrast needs the mean grey, a launch that sums grey values precedes.
+    """Launch a gather pass. If an op is a contrast, which needs the mean grey, a launch that sums grey values precedes.
 
     Args:
         pass_: The pass.
@@ -210,7 +215,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tenso
     grey_sums = torch.empty(launches.grey_sums_shape, dtype=torch.float32, device=images.device)
     saved_pixels = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device) if launches.saves_pixels else table
     launches.sums_launch((source, image_layouts, out, table, grey_sums, saved_pixels))
-    if launches.saves_pixels:
+    if launches.saves_pixels:  # a launch of ``contrast_kernel``, otherwise of ``gather_kernel``
         launches.pixels_launch((saved_pixels, out, table, grey_sums))
     else:
         launches.pixels_launch((source, image_layouts, out, table, grey_sums, table))
@@ -240,11 +245,12 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         layout = "hwc" if layout == "chw" else layout  # equal for one channel; for "chw" the kernel would compute its stride
     # Whether the source is images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
+    # More than ``len(images)`` if one source image is read for several views.
     images_of_all_views = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
     is_rgb = channels == 3
     in_unit_range = gives_unit_range(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else MEAN_TILE if pass_.needs_mean else TILES[front.interpolation]
-    warps = 1 if front.filter else 4
+    warps = 1 if front.filter else 4  # CUDA warps per block
     tiles_across, tiles_down = _tile_counts(height, width, tile)
     tiles = tiles_across * tiles_down
     planes = 1 if is_rgb else channels  # size of the grid along the channels
@@ -406,6 +412,7 @@ def run_mask(
     tiles_across, tiles_down = _tile_counts(height, width, mask_launch.tile)
     strides = (0, 0, 0) if is_ragged else masks.stride()[:3]
     sizes = (height, width, tiles_across, table.stride(0))
+    # Layouts and owners; without ``mask_layout`` the table stands in for both, which the kernel then does not read.
     tensors = (as_bits(masks), as_bits(result), table, *(mask_layout or (table, table)))
     integers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
     with on_device(masks.device):

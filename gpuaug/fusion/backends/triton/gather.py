@@ -6,7 +6,8 @@ One thread block computes a tile of one sample, from reading to storing. Coordin
                             (``MAP_AFTER``)     (``INTERPOLATION``)                   (``MAP_BEFORE``)
 
 Values go the other way: ``interpolate`` returns the interpolated pixels, ``finish_tile`` runs the pointwise ops and stores the
-result. *After* and *before* are in the order of the pipeline. ``taps.py`` defines index map, tap, window and padding.
+result. *After* and *before* are in the order of the pipeline. A *warp* is an affine or perspective interpolation. ``taps.py``
+defines index map, tap, window and padding.
 
 Properties of the pipeline are compile-time constants. The size of the batch is an argument, so that the last batch of an epoch
 compiles nothing. Sizes of images are arguments, too, except in the cases in which ``SOURCE_STRIDES``, ``WIDTH`` and ``PIXELS``
@@ -16,7 +17,8 @@ Names:
 
 - ``sample``: index of an output image; frames of clips are images. ``image``: index of its source image.
 - ``row``: address of the row of the parameter table for the sample, or for the clip that the frame belongs to.
-- ``plane``: index of the channel that the block computes; with ``RGB``, a block computes three channels, and ``plane`` is 0.
+- ``plane``: index of the channel that the block computes. With ``RGB``, images have three channels, a block computes all of
+  them, and ``plane`` is 0.
 - ``r``, ``g``, ``b``: three channels with ``RGB``; otherwise ``r`` is channel ``plane``, and ``g`` and ``b`` are not stored.
 - suffixes ``_b``, ``_c``, ``_h`` and ``_W``: strides, in elements, of the axes batch, channel, line (row of pixels) and x.
 """
@@ -243,6 +245,7 @@ def finish_tile(
         is_stored = word % 4 < 3
         if not FULL_TILES:
             is_stored = is_stored & (word < width * 2) & (line < height)
+        # ``out_h`` counts values of 16 bits.
         address_of_words = out.to(tl.pointer_type(tl.int32)) + line * (out_h // 2) + word_offset
         tl.store(address_of_words, tl.ravel(packed), mask=is_stored)
     else:
@@ -251,8 +254,8 @@ def finish_tile(
     return grey
 
 
-# ``kernel`` compiles no form per alignment: for aligned images, Triton would assign several pixels of a line to a thread, which
-# slows reads.
+# Unlike ``triton.jit``, ``kernel`` compiles no separate version for aligned addresses, in which Triton would assign several
+# pixels of a line to a thread, which slows reads.
 @kernel
 def gather_kernel(
     source, image_layouts, out, param_table, block_sums, saved_pixels, image_count, out_height, out_width, tiles_across,
@@ -406,14 +409,14 @@ def gather_kernel(
         end_line = tl.minimum(top + TILE[0], height)
         scale_x, start_x, count_x = load_resize(row + WARP_COLUMN)
         source_x = resize_coordinates(gather_x, scale_x, HALF_PIXEL, False)
-        # Arguments of ``antialiased_line``. The line state begins without sums.
+        # Arguments of ``antialiased_line``, which describes their parts. The line state begins without sums.
         resize_x = source_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(source_x, scale_x, count_x, FILTER))
         resize_y = load_resize(row + WARP_COLUMN + 3)
         zeros = source_x * 0.0
         grey = zeros
         line_state = (-1, 0, 0.0, zeros, zeros, zeros)
         while top < end_line:
-            y = top
+            y = top  # from here on a line of the resize's output
             inside_y = y == y
             if MAP_AFTER[0] > 0:
                 y, inside_y = map_index(y, row + MAP_AFTER[1], 1, MAP_AFTER[0])
@@ -423,9 +426,9 @@ def gather_kernel(
             )  # fmt: skip
             if MAX_VALUE:
                 r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)
-            if MAP_AFTER[0] == 2:
+            if MAP_AFTER[0] == 2:  # != 0 as in ``line_sums``
                 r, g, b = fill_padding(r, g, b, (inside_x & inside_y) != 0, row + MAP_AFTER[2], plane, RGB)
-            y = top + tl.zeros(x.shape, tl.int32)
+            y = top + tl.zeros(x.shape, tl.int32)  # again of the output image, in the shape of x
             grey += finish_tile(
                 r, g, b, left, top, x, y, sample, plane, height, width, row, mean, saved_pixels, out, out_c, out_h,
                 PROGRAM, OP_COUNT, CHANNELS, RGB, SUMS_GREY, SAVE_PIXELS, WIDTH, PIXELS, FULL_TILES, WORDS, OUT_W, 1, TILE[1],

@@ -1,7 +1,9 @@
 """Arithmetic of several kernels, without loads and stores.
 
-Coordinates of the pixels of a tile, conversions of bytes and 16-bit values, clamping, byte levels and tables, Gaussian weights,
-colours, noise.
+Coordinates of the pixels of a *tile* (the output pixels of a thread block; for CLAHE, a cell of the grid of its histograms),
+conversions of bytes and 16-bit values, clamping, byte levels (0 to 255) and tables, Gaussian weights, colours, noise.
+
+With ``RGB``, a function computes three channels; otherwise ``r`` is the only one.
 
 Two idioms recur. A divisor such as ``255.0 + 0.0 * x`` is the number 255 in the shape of ``x``, which ``tl.div_rn``, the
 correctly rounded division, requires. A float in [2²³, 2²⁴) has no fraction, and its last 23 bits are its integer minus 2²³. So
@@ -23,7 +25,8 @@ NO_NAN = tl.constexpr(color_jitter.NO_NAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """False in Triton's interpreter, which supports no inline assembly and does not fuse products with sums."""
 
-# Weights of the channels in grey values, flags of color jitters, byte rules, and the number of byte levels.
+# Weights of the channels in grey values; flags of color jitters, bits of ``FLAGS``; byte rules, (scale, offset) of a conversion
+# to bytes; and the number of byte levels.
 RED = tl.constexpr(channels.GREY[0])
 TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
 TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)
@@ -134,6 +137,7 @@ def pack_word(low, high, TYPE: tl.constexpr):
         # One instruction for both numbers; one per number runs at an eighth of the speed.
         asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if tl.bfloat16 == TYPE else "cvt.rn.f16x2.f32 $0, $2, $1;"
         return tl.inline_asm_elementwise(asm, "=r,f,f", [low, high], tl.int32, True, 1)
+    # & 0xFFFF, because a negative int16 has its sign in all upper bits of the int32.
     low = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return low | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
@@ -253,6 +257,7 @@ def exact_quotient(value, divisor):
 def power(value, exponent):
     """Return value ** exponent, for value in [0, 1]."""
     result = tl.exp2(exponent * tl.log2(tl.where(value > 0, value, 1.0)))
+    # 0 ** 0 is 1. NaN is returned unchanged.
     return tl.where(value > 0, result, tl.where(value == 0, tl.where(exponent == 0, 1.0, 0.0), value))
 
 
@@ -299,9 +304,9 @@ def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 def equalize_table(level_counts, channel_pixels, KEEPS_VALUES: tl.constexpr):
     """Return the equalized value in [0, 1] per byte level, (LEVELS,) float32.
 
-    ``level_counts``: number of pixels of a channel per level, (LEVELS,) int32. ``channel_pixels``: their sum. The formula is in
-    ``Equalize.apply``. With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized, because its step
-    is 0: such a channel must not change.
+    ``level_counts``: number of pixels of a channel per level, (LEVELS,) int32. ``channel_pixels``: their sum. The formula and its
+    ``step`` are in ``Equalize.apply``. With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized,
+    because its step is 0: such a channel must not change.
     """
     levels = tl.arange(0, LEVELS)
     last_level = tl.max(tl.where(level_counts > 0, levels, 0), 0)
@@ -326,7 +331,8 @@ def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
     outermost tile. ``index``: indices of the pixels. Indices after the image are clamped to its last pixel.
     """
     index = tl.minimum(index, length - 1)
-    # In half pixels: length of a tile, and distance of the pixel from the centre of an imaginary tile before the first tile.
+    # In half pixels: length of a tile, and ``position``, the distance of the pixel from the centre of an imaginary tile before
+    # the first tile.
     double_side = 2 * tile_side(length, TILE_COUNT)
     position = 2 * index + 1 + double_side // 2
     second = position // double_side
@@ -336,7 +342,7 @@ def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
 
 @triton.jit
 def clamped_sum(value, factor, base, FLAGS: tl.constexpr):
-    """Return value · factor + base, clamped to [0, 1]. With the flag ``NO_NAN``, one instruction, which maps NaN to 0."""
+    """Return value · factor + base, clamped to [0, 1]. The flag ``NO_NAN``: no value is NaN, so one instruction is enough."""
     if COMPILED and NO_NAN & FLAGS:
         return tl.inline_asm_elementwise(
             "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [value, factor, base], tl.float32, True, 1

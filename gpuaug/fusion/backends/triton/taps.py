@@ -7,6 +7,7 @@ Terms and arguments:
 
 - *index map*: map from integer coordinates of pixels to integer coordinates, such as a flip, a crop or padding. A gather has an
   index map before and one after its interpolation; either may be missing.
+- *warp*: affine or perspective interpolation.
 - *window*: the part of the source that a resize reads, along each axis ``count`` pixels from pixel ``start`` on. The window of
   a warp is the whole source.
 - *constant padding*: pixels that an index map adds around the image, with a constant fill.
@@ -242,20 +243,21 @@ def weight_inside(coordinate, count, NEAREST: tl.constexpr):
         return tl.where((index >= 0) & (index < count), 1.0, 0.0)
     first = tl.floor(coordinate)
     second_weight = coordinate - first
+    # The second tap is at first + 1.
     first_weight = tl.where((first >= 0) & (first < count), 1 - second_weight, 0.0)
     return first_weight + tl.where((first >= -1) & (first < count - 1), second_weight, 0.0)
 
 
 @triton.jit
 def blend_fill(value, weight, fill):
-    """Blend a pixel with a fill. ``weight``: weight of the taps inside the window, from ``weight_inside``."""
+    """Blend a pixel with a fill. ``weight``: weight of its taps in the window, the product of ``weight_inside`` of x and y."""
     return tl.where(weight == 1, value, weight * (value - fill) + fill)
 
 
 @triton.jit
 def lerp(first, second, weight, MAX_VALUE: tl.constexpr):
     """Interpolate linearly between two values. ``weight``: weight of the second."""
-    if MAX_VALUE:
+    if MAX_VALUE:  # the values were integers, and are finite
         return first + weight * (second - first)
     # Not ``second - first``, which is NaN for infinities. With weight 0, ``first`` stays bit for bit: 0 · NaN would be NaN.
     return tl.where(weight == 0, first, first * (1 - weight) + second * weight)
@@ -325,7 +327,7 @@ def weight_sum(coordinate, scale, count, FILTER: tl.constexpr):
 @triton.jit
 def add_weighted(total, weight, value, MAX_VALUE: tl.constexpr):
     """Return ``total + weight * value``. If the weight is 0, return ``total``, because 0 · NaN would be NaN."""
-    if MAX_VALUE:
+    if MAX_VALUE:  # the values were integers, and are finite
         return total + weight * value
     return tl.where(weight == 0, total, total + weight * value)
 
@@ -416,7 +418,7 @@ def antialiased_line(
         fill_r: Fill of constant padding, as ``fill_g`` and ``fill_b``.
         fill_g: See ``fill_r``.
         fill_b: See ``fill_r``.
-        HALF_PIXEL: See ``resize_coordinates``.
+        HALF_PIXEL: Whether pixel i covers [i, i + 1], with its centre at i + 0.5 (``resize_coordinates``).
         SOURCE_W: Elements between the pixels of a line.
         RGB: Whether there are three channels.
         MAX_VALUE: See the head of this file.
@@ -482,6 +484,6 @@ def antialiased_line(
         b = tl.minimum(tl.maximum(b, 0.0), largest)
     summed_for = -1
     if FILTER == 1:
-        if scale_y >= 1:
+        if scale_y >= 1:  # the resize shrinks the image
             summed_for = y + 1
     return r, g, b, (summed_for, line_index, next_weight_sum_y, next_r, next_g, next_b)
