@@ -72,15 +72,15 @@ class CachedStages:
         assert isinstance(encoder, FeatureStage)
         self.cache: FeatureCache = encoder.cache
         self.recorder = Recorder(lanes.lane("cache"))
-        self.read = 0
+        self.rows_read = 0
         """Number of rows that were read."""
-        self.encoded = 0
+        self.samples_encoded = 0
         """Number of samples that were encoded because they had no row."""
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
         """Numbers of rows that were read; encoded; written; and not recorded, because too many rows were waiting."""
-        return self.read, self.encoded, self.recorder.written, self.recorder.dropped
+        return self.rows_read, self.samples_encoded, self.recorder.written, self.recorder.dropped
 
     def begin(
         self, loader: Any, position: Position, stages: Sequence[tuple[BoundStage, Stage]], *, is_used: bool
@@ -115,7 +115,7 @@ class CachedStages:
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, cache.key, view)
             last_number = last_shard_number(folder)
-            # Only if the view is empty, to estimate the size of the cache. An iterable data set may have no length.
+            # To estimate the size of the cache, if the view is empty (has no shard). An iterable data set may have no length.
             with suppress(TypeError, NotImplementedError):
                 sample_count = sum(map(len, datasets)) if last_number < 0 else None
         for dataset in datasets:
@@ -200,11 +200,11 @@ class CachedEpoch:
             self._check_decoders(batch_with_images)
         if self.folder is None:
             return batch_with_images, None, 0
-        # A sample with several images has its row at the first image.
+        # Of a sample with several images, the first image has the row.
         columns, headers = rows[0].columns, rows[0].headers
         missing = int(np.count_nonzero(headers.missing))
-        self.cached_stages.encoded += missing
-        self.cached_stages.read += len(headers.missing) - missing
+        self.cached_stages.samples_encoded += missing
+        self.cached_stages.rows_read += len(headers.missing) - missing
         if missing:
             return batch_with_images, CachedBatch(self, rows[0], image_names), 0
         other_members = without(batch_with_images, image_names)
@@ -228,6 +228,7 @@ class CachedEpoch:
                 members = [member for member in members_of_type(Encoded, bound.selected(batch)) if id(member) not in decoded]
                 decoded.update(map(id, members))
                 is_cached = bound in cached_bound
+                # Clips in a cached stage, or images in a later stage.
                 if any(isinstance(member, EncodedClips) is is_cached for member in members):
                     raise ArgumentError(
                         "Images must be decoded before the encoder, and clips after it, got "
@@ -329,8 +330,8 @@ class CachedBatch:
 
         Args:
             after: The batch after the stages, without pending removals of boxes.
-            read: List of the values that the stages have read, whose memory is not reused until the stages have ended on the
-                device. This method appends the tensors that it reads.
+            read: List of the values that the stages have read. Their memory is not reused until the stages have ended on the
+                device. This method appends the values that it reads itself.
             lane: Lane of the encoder.
         """
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
@@ -343,7 +344,7 @@ class CachedBatch:
             read.append((self.columns, after))
             before = unpack_targets(without(self.before, self.image_names))
             is_computed = headers.missing.copy()
-            is_computed[self.replaced_samples] = True
+            is_computed[self.replaced_samples] = True  # a row belongs to the original sample, not to its replacement
             result = batch_of(before, unpack_targets(after), self.columns, headers.shapes, is_computed)
         self._record(stored, lane)
         return result

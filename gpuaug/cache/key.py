@@ -166,6 +166,7 @@ def _sum(tensor: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     for chunk_index, words in enumerate(data.view(torch.int32).split(_CHUNK)):
         indices = torch.arange(len(words), device=data.device) + chunk_index * _CHUNK
+        # An arbitrary constant; | 1 makes the factor odd, so that a change of one word always changes the sum.
         factors = (indices * 0x1E3779B97F4A7C15) ^ ((indices + 1) << 17) | 1
         total += (words.long() * factors).sum()
     return total
@@ -221,6 +222,7 @@ class _Values:
                 text = f"{class_or_function.__qualname__} {[name for name, _ in inner_values]}"
             digest = digests.setdefault(".".join(path), hashlib.blake2b(digest_size=8))
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
+            # Reversed, because ``pop`` takes the last one first. Items of containers have no name.
             pending += [((*path, name)[:_DEPTH] if name else path, inner) for name, inner in reversed(inner_values)]
         return {path: digest.hexdigest() for path, digest in digests.items()}
 
@@ -232,7 +234,7 @@ class _Values:
         is_function = isinstance(value, FunctionType)
         module_name = value.__globals__.get("__name__") if is_function else getattr(value, "__module__", None)
         is_of_library = (is_function or isinstance(value, type)) and self._is_of_library(module_name)
-        if f"{module_name}.".startswith(_CHANGING):
+        if f"{module_name}.".startswith(_CHANGING):  # ``fn`` is the function of a kernel of Triton
             yield "function", getattr(value, "__wrapped__", getattr(value, "fn", None))
         elif isinstance(value, Tensor):
             yield from self._tensor_values(value)
@@ -286,6 +288,7 @@ class _Values:
             return
         # The result of ``__reduce_ex__`` has two to six elements: callable, arguments, state, iterator over items of a list,
         # iterator over pairs of a mapping, function.
+        # Here padded with None to at least three elements.
         callable_, call_arguments, state, *elements = (*reduced, None)[: max(len(reduced), 3)]
         yield from (("class", callable_), ("arguments", call_arguments))
         if isinstance(state, dict):

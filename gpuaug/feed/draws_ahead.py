@@ -1,4 +1,8 @@
-"""Random numbers that a sampler draws while it is read ahead of the training loop."""
+"""Random numbers that a sampler draws while it is read ahead of the training loop.
+
+A *draw* is the random numbers that a generator returns. The *pulling thread* reads batches from the wrapped loader ahead of the
+training loop. A *stage* works on the batches, and sets the global generators of torch, NumPy and Python while it runs.
+"""
 
 import pickle
 import random
@@ -74,7 +78,7 @@ class DrawsAhead:
         """Changes by items that a plain ``DataLoader`` has not read yet."""
         self._draws_globally = False
         """Whether the sampler draws from global generators."""
-        self._is_stopped = False
+        self._is_stopped = False  # set by ``stop``
         self.items_before_first = sys.maxsize
         """Number of items that a plain ``DataLoader`` has read before the first call of ``next``.
 
@@ -211,7 +215,8 @@ class EpochIndices(Iterator[Any]):
         return len(self._source.sampler)
 
     def __iter__(self) -> Self:
-        # A DataLoader with workers calls this method twice, and reads only the second iterator of the sampler.
+        # A DataLoader with workers calls this method twice, and reads only the second iterator of the sampler. With a
+        # ``worker_seed``, ``begin`` iterates the sampler instead, after it has set the saved states.
         if self._start.worker_seed is None and not self.start_state:
             self._iterate()
         return self
@@ -244,9 +249,9 @@ class EpochIndices(Iterator[Any]):
         start = self._start
         saved = start.state or {}
         order = saved.get("order", {})
-        num_compared = order.get("batches", 0)
+        num_compared = order.get("batches", 0)  # items whose order is compared with the saved epoch
         try:
-            if start.worker_seed is not None:  # the order is drawn from saved states, if there are any
+            if start.worker_seed is not None:  # ``__iter__`` has not iterated: the order is drawn from saved states, if any
                 set_states(self.generators, saved.get("generators", {}))
                 self._source.epochs = saved.get("epochs", {})
                 self._iterate()
@@ -261,10 +266,10 @@ class EpochIndices(Iterator[Any]):
         self.start_state = self._source.state(self._states, self._epochs)
         _open.add(self)
         if self._error is None:
-            # Another rank has another order.
+            # The order of another rank differs rightly, so it is not compared.
             is_same_rank = saved.get("rank") == self.start_state["rank"]
             self._has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
-            for _ in range(min(start.batches, len(self._read_ahead))):
+            for _ in range(min(start.batches, len(self._read_ahead))):  # drop the batches to skip
                 self._read_ahead.popleft()
 
     def read_to_end(self) -> None:
@@ -284,14 +289,14 @@ class EpochIndices(Iterator[Any]):
                 self._error = error
 
     def _read(self, count: int) -> list[Any]:
-        """Read at most ``count`` items of the user's sampler, and extend the checksums."""
+        """Return the next ``count`` items of the user's sampler, or fewer at its end, and extend the checksums."""
         items = list(islice(self._indices, count))
         for item in items:
             self._checksums.append(zlib.crc32(_bytes_of(item), self._checksums[-1]))
         return items
 
     def _order(self, batches: int) -> dict[str, int]:
-        """Return the number and the checksum of the first items of the sampler: ``batches`` items, or all if it has fewer."""
+        """Return number and checksum of the first items of the sampler: ``batches`` items, or all read if they are fewer."""
         batches = min(batches, len(self._checksums) - 1)
         return {"batches": batches, "checksum": self._checksums[batches]}
 

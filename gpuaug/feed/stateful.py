@@ -63,7 +63,7 @@ class StatefulSource(IndexedSource):
         )
         """Whether the additional state has to describe the order of the samples."""
         self._resumed = False
-        """Whether the last epoch began from a state."""
+        """Whether the newest epoch began from a state."""
 
     def accepts(self, state: Any) -> bool:
         """Return whether ``state`` is a state of torchdata, with a valid additional state or without an additional state."""
@@ -151,15 +151,15 @@ class StatefulSource(IndexedSource):
                         "True: torchdata's persistent workers read samples while they load the state. Leave "
                         "persistent_workers out in the StatefulDataLoader."
                     )
-            else:
+            else:  # the next epoch begins at its first batch, from the restored values at the end of the last epoch
                 if not self._is_stream and state.get("dataset_state") is not None:
                     loader.dataset.load_state_dict(state["dataset_state"])
                 self.restore_end(extra_state, same_order=start.same_order)
                 worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
                 state = extra_state = loader.next_iter_state = None
         self._resumed = state is not None
-        # ``IndexedSource`` reads the sampler, except to resume a state that was saved without gpuaug, or if torchdata has
-        # created the iterator already, to return its state.
+        # ``IndexedSource`` reads the sampler, except to resume a state that was saved without gpuaug (which has no additional
+        # state), or if torchdata has created the iterator already, to return its state.
         if self._records_order and (state is None) is (extra_state is None) and not loader._initial_iter_for_state_dict:
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
             iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
@@ -168,7 +168,7 @@ class StatefulSource(IndexedSource):
         iterator = iter(loader)
         if extra_state is not None:
             set_states(self.generators, extra_state["generators"])
-        additional_state = self.state()
+        additional_state = self.state()  # at the beginning of the epoch
         read = _reader(loader, iterator)
 
         # ``read``, ``read_start`` and ``read_new_stream`` read torchdata's state. One of them is returned, with ``read_extra``.
@@ -195,7 +195,7 @@ class StatefulSource(IndexedSource):
             num_dropped = 0 if extra_state is None else extra_state["batches"]
             state_at_start = _without_streams(read(False) if state is None else state)
             return drop_first(iterator, num_dropped + start.batches), _with_extra(read_start, read_extra)
-        is_new_stream = self._is_of_hugging_face and state is None
+        is_new_stream = self._is_of_hugging_face and state is None  # not resumed
         return drop_first(iterator, start.batches), _with_extra(read_new_stream if is_new_stream else read, read_extra)
 
 

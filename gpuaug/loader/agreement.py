@@ -81,11 +81,12 @@ def _first_difference(saved: str, current: str) -> tuple[str, str]:
     """
     lines = [[*text.split("\n"), "nothing"] for text in (saved, current)]
     line = _first_unequal(*lines)
-    # A line that ends with an opening bracket is shown with the next line, the first module in the bracket.
+    # A line that ends with an opening bracket is shown with the next line, the first module in the bracket. True counts as 1.
     ends = [line + 1 + text_lines[line].endswith("(") for text_lines in lines]
     shown_lines = ["".join(map(str.strip, text_lines[line:end])) for text_lines, end in zip(lines, ends, strict=True)]
     arguments = [[*re.split(r", (?=\w+=)", text), "nothing"] for text in shown_lines]
     index = _first_unequal(*arguments)
+    # The text before the first argument, such as the name of a class.
     begin = arguments[0][0] + (", …, " if index > 1 else ", ") if index else ""
     saved_text, current_text = (f"{begin}{texts[index]}" if texts[index].strip(")") else "nothing" for texts in arguments)
     return saved_text, current_text

@@ -11,8 +11,8 @@ from gpuaug.stages.base import BoundStage
 class Branches:
     """Lanes that work on one batch, and the events that later stages wait for.
 
-    Consecutive stages run concurrently, one *branch* each, if they write to none of their inputs, and all inputs were in the
-    batch before the first of these stages. Any other stage waits for all stages before it.
+    Consecutive stages run concurrently, one *branch* each, if they write to none of their inputs (``reads_only``), and all
+    inputs were in the batch before the first of these stages. Any other stage waits for all stages before it.
 
     Args:
         ready: Event after the copy of the batch.
@@ -31,13 +31,17 @@ class Branches:
         They are referenced, because the ``id`` of a freed leaf may be reused.
         """
         self._open_branches: list[tuple[Lane, Event]] = []
+        """(lane, event after the stage) of each branch that no later stage has waited for."""
 
     def wait(self, bound: BoundStage, batch: Batch, values: tuple[Any, ...]) -> Event:
-        """Make the lane of a stage wait until ``values``, its inputs, are written. Return an event after the last write."""
-        if not self._open_branches:
+        """Make the lane of a stage wait until ``values``, its inputs, are written. Return an event after the last write.
+
+        Call ``record_stage`` after the stage.
+        """
+        if not self._open_branches:  # the stage may open the first branch
             self._leaves = batches.leaves(batch) if self._concurrent and bound.reads_only else []
         elif not (bound.reads_only and self._were_present_at_start(values)):
-            self._join(bound.lane)
+            self._join(bound.lane)  # the stage may open the first of the next branches
             self._leaves = batches.leaves(batch) if bound.reads_only else []
             return self._start
         bound.lane.wait(self._start)

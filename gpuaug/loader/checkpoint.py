@@ -203,7 +203,7 @@ class Progress:
         store the state in itself instead of its iterator. In that case open iterators end.
         """
         loader: Any = self._feed.loader
-        source = None if self._source.begins_anywhere else self._next.start.state
+        source = None if self._source.begins_anywhere else self._next.start.state  # None: the loader has nothing to restore
         if self._source.stores_position:
             self._end_iterations()
             source = self.state_dict()["source"] if self._saved is not None else None
@@ -223,7 +223,7 @@ class Progress:
     def set_position(self, position: SavedState) -> None:
         """Set the position of the training loop. Called by the iterator that was read last."""
         if self._prepared is not None:
-            read_state: ReadState = position.source
+            read_state: ReadState = position.source  # what ``Feed`` reads from a prepared loader
             ended = position.ended or read_state.is_last
             next_position = {"seed": self._seed, "epoch": position.epoch + ended, "batch": 0 if ended else position.batch}
             self._prepared.hand_over(read_state, next_position)
@@ -298,14 +298,14 @@ class Progress:
         saved = SavedState(*(state[name] for name in SavedState._fields))
         restarts = self._checked_restart(saved)
         source = self._source
-        # torchdata's state says that the epoch has ended. Under Accelerate, which reads ahead, it does so after the last batch.
+        # torchdata's state tells whether the epoch has ended. Under Accelerate, which reads ahead, it has after the last batch.
         ended = saved.ended or (isinstance(saved.source, Mapping) and bool(saved.source.get("_iterator_finished", False)))
         seed = self._seed if self._seed_is_set else state["seed"]
         current = {"seed": seed, **description(self._device_setup.stage_pairs, source, state.get("decoders", ()))}
         index_state = source.index_state(saved.source)
         state["settings"] = {} if index_state is None else index_state["settings"]
         current["settings"] = {} if index_state is None else source.settings()
-        if source.begins_anywhere and not ended:
+        if source.begins_anywhere and not ended:  # the epoch can continue at any batch
             saved = saved._replace(batch=min(batches_done(state, current, sharded=source.ranks is not None), MAX_COUNT))
         for name, saved_value, current_value, way_out in differences(state, current):
             if strict:

@@ -100,12 +100,13 @@ class DeviceSetup:
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""
-        existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())
+        existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())  # does not bind the stages
+        # Sums per field. ``HeldBytes()``, all 0, is for a loader without stages.
         return HeldBytes(*map(sum, zip(HeldBytes(), *(stage.held_bytes() for stage in existing), strict=True)))
 
     def row_counts(self) -> tuple[int, int, int, int]:
         """Return the numbers of rows of a feature cache that were read, encoded, written and dropped."""
-        cached: CachedStages | None = vars(self).get("cached_stages")
+        cached: CachedStages | None = vars(self).get("cached_stages")  # does not create them
         return (0, 0, 0, 0) if cached is None else cached.counts
 
     @property

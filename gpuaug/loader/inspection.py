@@ -110,7 +110,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     with generator_lock:  # within a stage of another thread, the global generators have the states of the stage
         generator_states = [(variable, variable.get()) for variable in [*variables, *_global_generators(loader.device)]]
     dataset: Any = getattr(loader.loader, "dataset", None)
-    is_read_here = has_state_methods(dataset) and getattr(loader.loader, "num_workers", 0) == 0  # not in workers
+    # Without workers, the iterators change the state of the dataset in this process.
+    is_read_here = has_state_methods(dataset) and getattr(loader.loader, "num_workers", 0) == 0
     dataset_state = copy.deepcopy(dataset.state_dict()) if is_read_here else None
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()

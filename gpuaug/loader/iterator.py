@@ -86,7 +86,7 @@ class PipelinedIterator:
         """Maximum number of batches that are submitted and not yet launched. With a feature cache at least 1, because rows are
         separated from images when a batch is submitted."""
         self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
-        """Whether stages may run concurrently.
+        """Whether stages may run concurrently: whether several only read their inputs.
 
         On the first batch they run in sequence: a module may create and cache tensors in its first call, and two stages may
         share a module.
@@ -138,7 +138,7 @@ class PipelinedIterator:
         # In line nothing overlaps: launching more than one batch would only delay the next batch.
         max_launched = 1 if self._lanes.in_line else depth + 1
         max_submitted = min(depth, self._max_submitted)
-        event_to_wait_for: Event | None = step_event
+        event_to_wait_for: Event | None = step_event  # only the first action waits
         while (action := self._next_action(max_launched, max_submitted)) is not None:
             self._shared.launch_lock.run(partial(self._run, action, consumer, event_to_wait_for))
             event_to_wait_for = None
@@ -413,7 +413,8 @@ class PipelinedIterator:
                 stats.other_batches += 1
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
-            # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream.
+            # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream. The
+            # tensors of resident objects cannot be listed.
             if copied.resident or copied.has_resident_objects:
                 loader_lane = self._lanes.follow(pulled.stream)
                 source_lane = loader_lane if copied.has_resident_objects else None
@@ -427,7 +428,7 @@ class PipelinedIterator:
                 # After the encoder of a feature cache, the cache reads the whole batch. Other stages read some members only.
                 recorded = cached_batch if cached_batch is not None and stage is cached_batch.encoder else None
                 if copied.packed and (has_pending_targets(batch) if recorded is not None else stage.reads_pending(batch)):
-                    # An earlier stage has removed boxes.
+                    # An earlier stage has removed boxes, but their rows are still there (*pending*), and this stage reads them.
                     batch = self._without_removed_boxes(batch, lane.record_event(), batch_index)
                 values = stage.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))

@@ -8,7 +8,7 @@ from gpuaug.core.errors import ArgumentTypeError, DecodeError, shown, whole_numb
 from gpuaug.stages.base import DecodedSamples
 
 MIN_SAMPLES = 1000
-"""Number of decoded samples from which on ``max_replaced`` is checked."""
+"""Number of decoded samples from which on ``max_replaced``, an argument of ``DecodeStage``, is checked."""
 
 MAX_FILES = 10_000
 """Maximum number of files that are listed, because a state contains the list."""
@@ -25,7 +25,7 @@ class Replaced(NamedTuple):
     """File of each replaced sample, or its position if the file is not known → reason. At most ``MAX_FILES``."""
 
     def after(self, decoded: Sequence[DecodedSamples]) -> "Replaced":
-        """Return the samples after another batch.
+        """Return the counts and files after another batch.
 
         Args:
             decoded: Samples that each ``DecodeStage`` has decoded.
@@ -37,7 +37,7 @@ class Replaced(NamedTuple):
             return self
         problems = {file: reason for stage in decoded for file, reason in stage.problems.items()}
         result = Replaced(
-            self.samples + max(stage.samples for stage in decoded),
+            self.samples + max(stage.samples for stage in decoded),  # the stages decode images of the same samples
             self.replaced + sum(stage.replaced for stage in decoded),
             dict(islice({**self.files, **problems}.items(), MAX_FILES)) if problems else self.files,
         )

@@ -20,10 +20,10 @@ def count_ranks() -> int:
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     """Return whether it is certain that every rank reads the whole dataset.
 
-    ``ranks``: number of ranks. ``loader``: the wrapped loader.
+    ``loader``: the wrapped loader. ``ranks``: number of ranks.
 
-    Certain only for samplers that ``DataLoader`` itself creates. Other samplers, subclasses of ``DataLoader`` that override
-    iteration, and datasets with an attribute such as ``num_shards`` may take the rank into account.
+    It is certain only for samplers that ``DataLoader`` itself creates. Other samplers, subclasses of ``DataLoader`` that
+    override iteration, and datasets with an attribute such as ``num_shards`` may take the rank into account.
     """
     if not isinstance(loader, DataLoader) or not _is_of_torch(type(loader).__iter__):
         return False

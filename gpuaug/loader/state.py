@@ -85,7 +85,7 @@ class RunAheadLimit:
             ``torch.cuda.set_sync_debug_mode`` does not detect them.
         """
         self._events.append(event)
-        oldest = None
+        oldest = None  # last event that was removed
         while len(self._events) > ahead:  # more than once if ``ahead`` has become smaller
             oldest = self._events.popleft()
         if oldest is None or oldest.query():

@@ -1,6 +1,7 @@
 """Cells of the picture of ``show``. A *line* has one *cell* per sample. A *view* is one of several augmentations of a sample.
 
-A ``Row`` is the images in one member of the batch, before or after the stages. There is one line per row and view.
+A *member* of a batch is one value in it, such as the value under the key ``image``. A ``Row`` is the images in one member,
+before or after the stages. There is one line per row and view.
 """
 
 import re
@@ -115,7 +116,7 @@ class _LineMaker:
             view: Index of the view in ``images``.
             name: Name of the line.
         """
-        # Value that stands for 1 in the images before the stages.
+        # Value that stands for 1 in the images before the stages, such as 255.
         largest = LARGEST.get(sample_of(row.stage_inputs[0][1], 0).dtype, 1) if row.stage_inputs else 1
         normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs], largest)
         cells = []
@@ -170,8 +171,9 @@ class _LineMaker:
         if value.ndim == 3:
             value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
-            return ()  # classes of boxes
-        # Transforms that get the labels, and may mix the labels of two samples.
+            return ()  # (B, N) integers: classes of boxes
+        # Transforms that get the labels, and may mix the labels of two samples. ``mixed``: rows of Kornia's (label, label of
+        # the partner, weight).
         mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in (stage.selection.normalized_keys or ())]
         has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3

@@ -1,7 +1,9 @@
 """Search for the images and targets (boxes, masks, keypoints, labels) in a batch, before and after each stage.
 
 A *data key* is Kornia's name for a type of input, such as ``mask``. *Target dicts* are torchvision's form of targets: a list
-with one dict per image. A *view* is one of several random augmentations of an image.
+with one dict per image. A *view* is one of several random augmentations of an image. A *member* of a batch is the value of a
+key of a dict, an item of a tuple, or a field; its path leads to it. A ``StageTrace`` is a stage with its *selection*: the
+members that the stage reads (``on``) and writes (``into``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ _IMAGE_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_valu
 """Usual names of members that hold images."""
 
 _NON_IMAGE_DTYPES = (torch.bool, torch.int64, torch.complex64, torch.complex128)
-"""dtypes of masks, labels and spectra."""
+"""dtypes that images do not have, but masks, labels and spectra."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def follow(trace: Trace) -> FollowedImages:
     after: dict[MemberPath, Row] = {}
     stages_without_images: list[str] = []
     for index, stage in enumerate(trace.stages):
-        inputs, outputs = trace.states[index : index + 2]
+        inputs, outputs = trace.states[index : index + 2]  # batch before and after the stage
         members = list(_members_read(stage.selection, inputs, outputs))
         target_members = [(source, result, key) for source, result, key in members if key not in (None, "input")]
         for source, result in _image_members(members, inputs):
@@ -141,14 +143,15 @@ def _channels_of(images: Images) -> int:
 def _members_like(batch: Batch, path: MemberPath) -> list[MemberPath]:
     """Return the paths, in the container of ``path``, to members with as many images with as many channels, in order."""
 
-    def counts(value: Any) -> list[tuple[int, int]]:
+    def counts_of(value: Any) -> list[tuple[int, int]]:
+        """Return [(number of images, number of channels)]; empty without images. Of several views, the first counts."""
         return [(count_of(images), _channels_of(images)) for images in images_of(value)[:1]]
 
-    expected = counts(get(batch, path))
+    expected = counts_of(get(batch, path))
     return [
         other
         for other, value in walk(batch)
-        if other[:-1] == path[:-1] and len(other) == len(path) and counts(value) == expected
+        if other[:-1] == path[:-1] and len(other) == len(path) and counts_of(value) == expected
     ]
 
 
@@ -188,7 +191,7 @@ def images_of(value: Any) -> list[Images]:
     if isinstance(value, Tensor):
         if not is_dense(value) or value.dtype in _NON_IMAGE_DTYPES or 0 in value.shape[-3:]:
             return []
-        if value.ndim == 3 and value.shape[0] in (1, 3):  # one image
+        if value.ndim == 3 and value.shape[0] in (1, 3):  # one image, (C, H, W)
             return [value[None]]
         return [value] if value.ndim in (4, 5) else []
     if isinstance(value, Ragged):

@@ -50,6 +50,7 @@ def crop_by_boxes(
     # ``owners``: index of the image of each box.
     no_boxes = table.new_empty(0, 4), table.new_empty(0, dtype=torch.int64)
     boxes, owners = no_boxes if points is None else points.corners(matrix_before, input_sizes)
+    # ``windows``: (B, 4), first pixel in x and y, then width and height.
     windows, is_valid = dispatch.box_windows(crop.op, numbers, sides, boxes, owners)
     start, window_sides = windows[:, :2], windows[:, 2:]
     min_side_and_area = crop.op.min_side_and_area

@@ -89,7 +89,7 @@ class Combination:
         """Device of the images."""
         self.dtype = dtype_of(members[0])
         """dtype of the images."""
-        self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)
+        self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)  # decides the form of the results
         self._targets: PackedTargets | None = None
         self._cover: Tensor | None = None
         """Mask of the pixels of all canvases on which objects are pasted, flat uint8. ``_paste`` sets it."""
@@ -141,7 +141,7 @@ class Combination:
 
     def _combined_pixels(self, placement: Placement) -> Pixels:
         """Return the pixels of the canvases of an op."""
-        op, draws, tiles, used, canvas_sizes = placement
+        op, draws, tiles, used, canvas_sizes = placement  # ``used``: mask of the images that the canvases show
         shapes = Shapes(canvas_sizes, self._pixels.channels, "chw")
         out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
         # ``op.fill`` is in [0, 255], and ``fill`` in the range of the dtype, which is [0, 1] for floating dtypes.
@@ -150,7 +150,8 @@ class Combination:
         if not op.overlays:
             dispatch.write_tiles(out, self._pixels, tiles[used], fill)
         else:
-            # Two images per group: the first fills the canvas, the second is written over it if the op is applied.
+            # Two images per group: the first fills the canvas. If the op is applied, the second is written over it: blended by
+            # ``weights``, or pasted where ``cover`` is not 0.
             weights = op.weights(draws)
             applies = used[1::2]
             dispatch.write_tiles(out, self._pixels, tiles[::2], fill)
@@ -173,7 +174,7 @@ class Combination:
         container = Container("targets", targets, call)
         # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres, in which the left edge of an image is at
         # -0.5: x on the canvas = left - 0.5 + (x + 0.5) · scale. In a matrix of 9 elements, 0 and 2 are for x, 4 and 5 for y.
-        # In tiles and sizes, y comes before x.
+        # In tiles and sizes, y comes before x. The first columns of a tile: top, left, height, width of the resized image.
         resized_rectangles = np.ascontiguousarray(placement.tiles[:, :4].T)
         scale = resized_rectangles[2:] / np.ascontiguousarray(sizes.T)
         matrices = np.zeros((len(sizes), 9), np.float32)
@@ -206,7 +207,7 @@ class Combination:
             # ``_paste`` has mapped the boxes to the canvases, so the next lines only clip them.
             matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand_as(matrix)
         for target in boxes:
-            target.min_visible = 0.0 if op.size is None else LEAST_VISIBLE
+            target.min_visible = 0.0 if op.size is None else LEAST_VISIBLE  # without a fixed size, canvases cut nothing off
             target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
         # The container returns a list of dicts if it had to unpack them.
         result = container.output()
@@ -266,7 +267,8 @@ class Combination:
         layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
         layouts[:, 0] = offsets_and_sizes[:, 0]
         # Each mask is written like its image, but to a separate canvas, which the region of the tile fills. The
-        # canvases lie one after the other in ``placed_pixels``. ``backends/tiles.py`` describes the columns of tiles.
+        # canvases lie one after the other in ``placed_pixels``. Columns of tiles: 4 to 7, region (top, left, height, width); 8
+        # and 9, height and width of the canvas; 10, offset of the canvas; 11, index of the image.
         tiles = placement.tiles[owners]
         tiles[:, 4:6] = 0
         tiles[:, 6:8] = tiles[:, 8:10]
@@ -415,7 +417,7 @@ def _check_dicts(targets: Sequence[Any], count: int) -> None:
 
 
 class _ImagesCall(Call):
-    """``Call`` for a ``Container``: has the sizes of the images, and no images. ``combined``: size of the canvases."""
+    """``Call`` for a ``Container``: has the sizes of the images, and no images. ``combined``: size of the combined batch."""
 
     def __init__(self, sizes: NDArray[np.int64], combined: Size, device: torch.device, boxes: BoxFormatName) -> None:
         self.boxes = boxes

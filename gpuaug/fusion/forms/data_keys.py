@@ -27,7 +27,10 @@ from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, check_form
 from gpuaug.fusion.pixels import IMAGE_DTYPES
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
-"""Data keys of Kornia whose name in gpuaug is not the name of the member in lower case. They have several names in Kornia."""
+"""Member of Kornia's ``DataKey`` → its name in gpuaug, for members with several names in Kornia.
+
+Other members have their own name in lower case.
+"""
 
 _GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
 """Data keys that Kornia does not have."""
@@ -72,7 +75,7 @@ _ADVICE_FOR_DICTS = "Name a list of one dict for each image 'targets', and pass 
 
 
 def _advice_for_samples(key: str, value: Any) -> str:
-    """Return the advice for an input that is not one tensor for the whole batch."""
+    """Return the advice for an input with data key ``key`` that is not one tensor for the whole batch."""
     if key == "input" and isinstance(value, Mapping):
         return (
             "Pass its values with their data keys: augment(batch['image'], batch['mask'], data_keys=['input', 'mask']), or in "

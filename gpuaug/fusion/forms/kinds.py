@@ -54,7 +54,7 @@ class Points:
     """Boxes or keypoints."""
 
     values: Tensor
-    """Boxes or points, (n, …) with ``owners``, or (B, N, …) if all images have N."""
+    """Boxes or points: (n, …) with ``owners``, any number per image; or (B, N, …), N per image."""
     format: BoxFormat
     """Format of ``values``, which the methods may change."""
     owners: InitVar[Array | None] = None
@@ -74,7 +74,7 @@ class Points:
         self.host_arrays = [] if owners is None else [owners]
         """``owners``, if there are owners."""
         self._dtype = floating_dtype(self.values.dtype)
-        self._output_format = self.format
+        self._output_format = self.format  # of the user: methods change ``format``
 
     def _mapping(
         self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
@@ -82,6 +82,7 @@ class Points:
         """Return the arguments of ``map_boxes`` that map the values to format ``target``. See ``transform`` for the others."""
         if self.device_arrays:
             return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip, self.min_visible)
+        # The size of input images is not read: (B, N, …) are in pixels, not in shares of the image.
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
@@ -89,6 +90,7 @@ class Points:
 
         See ``transform`` for the arguments.
         """
+        # (1, 1) stands for the output size, which is not read without ``clip`` for boxes in pixels. So in the next methods.
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
         if self.valid is not None:
@@ -128,7 +130,7 @@ class Points:
         mapping = self._mapping(target, matrix, input_sizes, out, clip=self.clip)
         values, valid = dispatch.map_boxes(self.values, self.valid, mapping, self._dtype)
         if valid is not None and self.valid_after_crop is not None:
-            values = values * self.valid_after_crop[:, None]
+            values = values * self.valid_after_crop[:, None]  # boxes that are not valid become zeros
             valid = valid & self.valid_after_crop
         if valid is not None and has_owners and (conversions.min_size > 1 or conversions.min_area > 1):
             sides = values[:, 2:] - values[:, :2] if target.layout == "corners" else values[:, 2:]
@@ -209,7 +211,7 @@ class Masks:
         for index, pass_ in enumerate(plan.passes):
             canvas = canvases[index] if pass_.out.ragged else None
             if self._differ_in_size:
-                if canvas is None or pass_.gather_ops:
+                if canvas is None or pass_.gather_ops:  # otherwise the pass moves no pixels
                     owners, layouts = self.device_arrays
                     self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, layouts.view(-1, 3)), canvas)
                     self._differ_in_size = False  # the output of a pass has one size for all masks

@@ -72,7 +72,7 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
         kind = kind_of(name, cls)
         are_labels = name == labels and kind is None and name not in PER_BOX
         # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
-        # entry per object.
+        # entry per object. So have boxes, common keys such as ``area``, and labels.
         if axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX or are_labels:
             parts = parts_by_key.setdefault((name, are_labels), [])
             parts.append((images, lengths))
@@ -80,9 +80,10 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
     keys = set(PER_BOX)
     for (name, are_labels), parts in parts_by_key.items() if box_parts else ():
         if parts != box_parts:
+            # Image → number of entries, of this key and of boxes.
             counts, box_counts = (dict(chain.from_iterable(starmap(zip, each))) for each in (parts, box_parts))
             different = [image for image in sorted({*counts, *box_counts}) if counts.get(image, 0) != box_counts.get(image, 0)]
-            if different and are_labels:
+            if different and are_labels:  # the labels belong to the image
                 continue
             for image in different:
                 sample, position = divmod(image, count)
@@ -101,6 +102,7 @@ def _entries(column: Column) -> Iterator[tuple[Any, type, int, Sequence[int], li
         yield column.name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths
         return
     for image, value in zip(column.samples, column.values, strict=True):
+        # Without a key of ``PER_BOX``, plain numbers and text are not counted.
         if value is not None and (column.name in PER_BOX or type(value) not in HOLDS_NOTHING - {Tensor}):
             axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
             yield column.name, type(value), axes, [image], [len(value) if axes else _SINGLE]

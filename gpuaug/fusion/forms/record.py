@@ -93,7 +93,7 @@ class Record:
                 self.adapters.append(Container(key, value, call))
         maps = [mask for adapter in self.adapters if type(adapter) is Container for mask in adapter.maps]
         self._dense = [adapter for adapter in (*self.adapters, *maps) if type(adapter) is Dense]
-        """Adapters of one tensor: of inputs, and of segmentation maps (B, …) in containers."""
+        """Adapters of one tensor: of inputs, and of segmentation maps, (B, …), in containers."""
         if any(key in VALID.data_keys for key in self.keys):
             self._connect_valid()
         self.targets: list[Points | Masks] = [target for adapter in (*self.adapters, *maps) for target in adapter.targets]
@@ -135,14 +135,14 @@ class Record:
             ArgumentError: If ``valid`` is not one bool per box, if it is passed twice, or if there is not exactly one input of
                 boxes in one tensor.
         """
-        masks = [adapter for adapter in self._dense if adapter.kind is VALID]
+        valid_adapters = [adapter for adapter in self._dense if adapter.kind is VALID]
         boxes = [target for adapter in self._dense if adapter.kind is BOXES for target in adapter.targets]
-        if len(masks) > 1 or len(boxes) != 1:
+        if len(valid_adapters) > 1 or len(boxes) != 1:
             raise ArgumentError(
                 f"data_keys must hold one of {', '.join(BOXES.data_keys)} together with 'valid', got {self.all_keys}. "
                 "Name 'valid' once, for one tensor of boxes."
             )
-        valid = masks[0].value
+        valid = valid_adapters[0].value
         target = boxes[0]
         if valid.dtype != torch.bool or valid.shape != target.values.shape[:2]:
             raise ArgumentError(
@@ -152,7 +152,7 @@ class Record:
         assert isinstance(target, Points)
         target.valid = valid
         target.clip = True
-        masks[0].storage = target, "valid"
+        valid_adapters[0].storage = target, "valid"  # the adapter reads ``target.valid``
 
     @property
     def all_keys(self) -> list[str]:
@@ -318,7 +318,7 @@ class Record:
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
         images_only = op.moves_nothing or op.package == "torchvision"
-        # Data keys of inputs that are lists of masks, in addition to target dicts.
+        # Data keys of inputs that are lists of masks: other containers have the keys ``targets`` and ``tv_tensors``.
         listed_keys = [adapter.key for adapter in self.adapters if type(adapter) is Container and adapter.key in DATA_KEYS]
         op.check_keys(self.all_keys, ["targets", *listed_keys])
         # Labels are not passed, because Kornia's containers return them unchanged, or raise an error.

@@ -91,7 +91,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     # ``packed`` is the base of the result: ``with_columns`` puts the shortened columns into it.
     if isinstance(targets, PackedTargets):
         packed = targets
-        keys = _keys(targets.layout.keys, per_box)
+        keys = _possible_keys(targets.layout.keys, per_box)
         columns_by_key = targets.all_columns()
     else:
         if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
@@ -99,7 +99,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
                 f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
                 "Pass the target dicts that gpuaug.fuse returned."
             )
-        keys = _keys(chain.from_iterable(record for record in targets if isinstance(record, Mapping)), per_box)
+        keys = _possible_keys(chain.from_iterable(record for record in targets if isinstance(record, Mapping)), per_box)
         has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
         # Dicts without boxes need no ``valid``. If no dict has ``valid``, the user may have forgotten fuse, so only dicts that
         # surely have no boxes under any key are accepted. For others, ``_check_valid`` raises an error.
@@ -117,10 +117,10 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     valid = columns_by_key[VALID.name]
     valid.join()
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
-    shortened = _shortened(columns_by_key, counts, keys, per_box)
-    joined_columns = {name: column for name, column in shortened.items() if _can_be_joined(column, valid)}
+    columns_per_box = _columns_per_box(columns_by_key, counts, keys, per_box)
+    joined_columns = {name: column for name, column in columns_per_box.items() if _can_be_joined(column, valid)}
     # Columns that cannot be joined are shortened tensor by tensor, for which the dicts must be unpacked.
-    if isinstance(targets, PackedTargets) and joined_columns != shortened:
+    if isinstance(targets, PackedTargets) and joined_columns != columns_per_box:
         return sanitize(targets.unpacked(), per_box=per_box)
     valid_flags = valid.joined
     host_valid = torch.empty(valid_flags.shape, dtype=torch.bool, device="cpu", pin_memory=valid_flags.is_cuda)
@@ -136,12 +136,12 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     dicts = result.settled().unpacked()
-    if joined_columns.keys() != shortened.keys():
+    if joined_columns.keys() != columns_per_box.keys():
         # Sample → indices of the entries that remain.
         valid_of_samples = np.split(host_valid.numpy(), np.cumsum([*counts.values()])[:-1])
         kept_of_samples = dict(zip(counts, map(np.flatnonzero, valid_of_samples), strict=True))
-        for name in shortened.keys() - joined_columns.keys():
-            for sample, value in zip(shortened[name].samples, shortened[name].values, strict=True):
+        for name in columns_per_box.keys() - joined_columns.keys():
+            for sample, value in zip(columns_per_box[name].samples, columns_per_box[name].values, strict=True):
                 dicts[sample][name] = _entries(value, kept_of_samples[sample])
     pairs = zip(targets, dicts, strict=True)
     return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
@@ -169,7 +169,7 @@ def _can_be_joined(column: Column, valid: Column) -> bool:
     return is_one_type and column.devices == valid.devices and column.row_shape is not None
 
 
-def _keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
+def _possible_keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
     """Return the keys that may hold one entry per box. ``all_keys``: keys of the dicts. ``per_box``: see ``sanitize``."""
     if per_box is not None:
         return {"valid", *per_box}
@@ -177,7 +177,7 @@ def _keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
     return {*PER_BOX, *([] if labels is None else [labels])}
 
 
-def _shortened(
+def _columns_per_box(
     columns_by_key: Mapping[Any, Column], counts: Mapping[int, int], keys: Collection[str], per_box: Collection[str] | None
 ) -> dict[Any, Column]:
     """Return key → column of the columns from which entries are removed, because they hold one entry per box.
@@ -192,22 +192,22 @@ def _shortened(
         ArgumentError: If boxes, or a value that ``per_box`` names, do not hold one entry per box; if a key that is not among
             ``keys`` appears to hold one entry per box.
     """
-    shortened = {}
+    columns_per_box = {}
     for name, column in columns_by_key.items():
         lengths = _lengths(column)
         # ``lengths == counts`` is true for most columns, and takes a tenth of the time of the loop. A column may also have
         # values in only some of the dicts.
         if lengths == counts or (lengths and all(counts.get(sample, length) == length for sample, length in lengths.items())):
-            shortened[name] = column
+            columns_per_box[name] = column
         elif name in BOXES.keys or name in (per_box or ()):
             _check_lengths(column, lengths, counts)
     # The lengths of a column under another key may be equal by chance. It is shortened only if its class implies boxes.
-    for name in shortened.keys() - keys:
-        if not all(map(_is_typed, shortened[name].values)):
-            column = shortened.pop(name)
+    for name in columns_per_box.keys() - keys:
+        if not all(map(_is_typed, columns_per_box[name].values)):
+            column = columns_per_box.pop(name)
             if per_box is None:
                 _check_not_per_box(name, {counts[sample] for sample in column.samples if sample in counts})
-    return shortened
+    return columns_per_box
 
 
 def _lengths(column: Column) -> dict[int, int]:

@@ -77,7 +77,7 @@ def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
     """Concatenate the results of one container of torchvision's tensors over all views.
 
     Concatenated are lists with one element per image, if they hold targets (masks, boxes, keypoints), and tensors with the
-    targets of all images. All other values are taken from the first view.
+    targets of all images, with their mask ``valid`` beside boxes. All other values are taken from the first view.
 
     Args:
         views: Result of the container for each view.

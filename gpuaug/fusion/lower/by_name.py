@@ -132,6 +132,7 @@ def torchvision_equivalent(transform: Any) -> Any:
     interpolation = getattr(transform, "interpolation", None)
     if isinstance(interpolation, tuple) and name in ("timm.RandomResizedCropAndInterpolation", "timm.ResizeKeepRatio"):
         raise _setting_error(class_, "with random interpolation")
+    # ``tf`` and ``transf`` are the attributes in which the classes keep the transform that they call.
     if name == "lerobot.ImageTransforms":
         return transform.tf
     if name == "open_clip.MaybeConvertMode":  # returns tensors unchanged
@@ -151,7 +152,7 @@ def torchvision_equivalent(transform: Any) -> Any:
 def _converts_to_rgb(transform: Any) -> bool:
     """Return whether ``transform`` is a function, or a ``Lambda`` of a function, that only calls ``image.convert("RGB")``.
 
-    It may read ``image.mode`` before. Both names belong to PIL images, so the function cannot be called on tensors.
+    The function may read ``image.mode`` first. Tensors have neither name, so it is meant for PIL images.
     """
     function = transform.lambd if type(transform) in (v1.Lambda, v2.Lambda) else transform
     if not isinstance(function, FunctionType) or function.__code__.co_argcount != 1:

@@ -1,10 +1,10 @@
 """Lowering of random containers, such as ``v2.RandomChoice``, to ops that run for some samples only.
 
-A random container makes one *draw* per sample: a random choice of the transforms that run, the *outcome*. Each op of the
-container has a *gate*, the set of outcomes for which the op runs. Transforms of a container that change the image size need
-preparation (``prepare_sizes``), because samples then differ in size.
+A random container makes one *draw* per sample, a random choice. Its result, the *outcome*, is the transforms that run. Each op
+of the container has a *gate*, the set of outcomes for which the op runs. Transforms of a container that change the image size
+need preparation (``prepare_sizes``), because samples then differ in size.
 
-A *fallback module* has no op: its library runs it.
+A *fallback module* is run by its library, not by an op. A *leaf* is a module of the pipeline with its op or fallback module.
 """
 
 import math
@@ -28,7 +28,7 @@ _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
 """``PROBE_SIZE`` and a small size. Ops that change sizes change one of them; ops that pad to a least size, the second."""
 
 MOST_OPS = 24
-"""Maximum number of ops of a container in random order. It needs one op per transform and position in the order."""
+"""Maximum number of ops of a container in random order, which needs one op per transform and position in the order."""
 
 MOST_SUBSETS = 10_000
 """Maximum number of subsets of transforms from which a container draws. The probability of each is computed on the host."""
@@ -171,8 +171,9 @@ def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, s
             draws a size. Ops of this container are added.
 
     Returns:
-        ``None`` if the ops can be fused. Their attributes ``draws_size`` and ``choice_end`` (see ``Op``) are then set.
-        Otherwise the reason why not; an empty string if the only reason is that samples differ in size after the container.
+        ``None`` if the ops can be fused. Then ``draws_size`` is True for the ops after which samples differ in size, and
+        ``choice_end`` is the output size of an op after which they do not. Otherwise the reason why the ops cannot be fused; an
+        empty string if the only reason is that samples differ in size after the container.
     """
     sizing_leaves = [leaf for leaf in container_leaves if sizing_op(leaf.op) is not None]
     # Index after the last module that may run on images of different sizes: the last that changes sizes, or with a final
@@ -207,7 +208,8 @@ def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, s
 def _end_sizes(ops: Sequence[Op]) -> list[Size]:
     """Return the output size of a container for each subset of ``ops`` that some outcome runs, for input images of any size."""
     sizes = []
-    # The first gate of an op belongs to this container, later ones to containers inside it.
+    # The first gate of an op belongs to this container, later gates to containers inside it. ``gates_open``: per op, whether
+    # it runs for an outcome.
     for gates_open in set(zip(*(op.gates[0].outcomes.tolist() for op in ops), strict=True)):
         size = Size(1, 3, *ANY_SIDES)
         for op, gate_open in zip(ops, gates_open, strict=True):

@@ -83,7 +83,7 @@ def count_conversions(pipeline: Any) -> int:
 
 
 def torchvision_equivalent(transform: Any) -> Any:
-    """Return transforms of torchvision that are equivalent to ``transform``; ``transform`` itself if there are none.
+    """Return a transform or ``Compose`` of torchvision that is equivalent to ``transform``; ``transform`` itself without one.
 
     Presets, and transforms of other libraries that ``by_name`` recognizes, have equivalents.
     """
@@ -99,7 +99,7 @@ def torchvision_equivalent(transform: Any) -> Any:
         transforms.insert(0, v2.CenterCrop(transform.crop_size))
     if class_ is ImageClassification or transform.resize_size is not None:
         resize: Any = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
-        resize.rounds_once = True  # presets call functions of v1, which resize bytes as floats, and round once
+        resize.rounds_once = True  # read by the op: presets call functions of v1, which resize bytes as floats, and round once
         transforms.insert(0, resize)
     return v2.Compose(transforms)
 

@@ -11,7 +11,7 @@ from gpuaug.fusion.lower.kornia import untested_version, warn_of_untested_versio
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 
-# Parts of the text of a warning.
+# Parts of the text of each warning.
 _COST = "on the training thread, and splits the passes there: see print(augment.explain())"
 _SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
 
@@ -59,5 +59,5 @@ class FallbackWarnings:
             f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
             f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
             GpuAugWarning,
-            stacklevel=4,
+            stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
         )

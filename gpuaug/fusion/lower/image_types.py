@@ -33,8 +33,8 @@ class Refusal(NamedTuple):
     before_any_fallback: bool
     """True if no fallback module runs before the transform.
 
-    The error is then raised before the pipeline runs. Otherwise it is raised afterwards, because a fallback module may return
-    another type than assumed, for which the pipeline is lowered again.
+    The error is then raised before the pipeline runs. Otherwise it is raised after the pipeline has run, because a fallback
+    module may return another type than assumed, for which the pipeline is lowered again.
     """
 
 
@@ -61,9 +61,9 @@ class ImageTypes:
     type_change: TypeChange = field(default=UNCHANGED_TYPE, init=False)
     """Change of the class of images, such as ``tv_tensors.Image``, by transforms since the last fallback module."""
     float_largest: int = field(default=1, init=False)
-    """Value that represents 1 if the images are floats. More than 1 after a conversion that keeps the values of integers."""
+    """Value that represents 1 if the images are floats. Above 1, such as 255, after a conversion that keeps integer values."""
     delayed_factor: int = field(default=1, init=False)
-    """Factor of the multiplication that is still to come: by which torchvision's values exceed the fused pipeline's."""
+    """Factor of the multiplication that is still to come: torchvision's values divided by those of the fused pipeline."""
     largest: int = field(init=False)
     """Value that represents 1 in the input images of the pipeline, such as 255 for uint8."""
     at_most_one: bool = field(init=False)

@@ -37,7 +37,7 @@ CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequ
 """Containers that are lowered module by module."""
 
 version = functools.cache(metadata.version)
-"""Function: name of an installed package → its version. Cached, because a look-up takes longer than to lower a module."""
+"""Function: name of an installed package → its version. Cached, because a look-up takes longer than lowering a module."""
 
 TESTED_VERSIONS = ((0, 9), (0, 10))
 """Kornia versions that the ops are tested with: at least the first, and below the second."""
@@ -62,7 +62,7 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
         lower: Function that lowers a module of the container.
     """
     lowered_children = tuple(lower(child_name, child) for child_name, child in container.named_children())
-    if container.random_apply is False:
+    if container.random_apply is False:  # otherwise a range, see ``_unsupported_choice``
         return Group(name, lowered_children, is_container=True)
     name = name or type(container).__name__
     reason = untested_version() or _unsupported_choice(container, lowered_children)
@@ -105,7 +105,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = Non
     elif reason is None:
         try:
             op = LOWERED[base](name, module)
-            reason = _on_gpu(module) or op.unsupported()
+            reason = _gpu_reason(module) or op.unsupported()
             if reason is not None and LOWERED[base].out_applied is Op.out_applied:
                 op = None  # the op does not change the image size, and a fallback module needs an op only for its output size
         except GpuAugError:
@@ -134,7 +134,7 @@ def _difference_reason(module: nn.Module, base: type | None) -> str | None:
     return "no lowering for this type" if reason is not None and belongs_to_kornia and type(module) is not base else reason
 
 
-def _on_gpu(module: nn.Module) -> str | None:
+def _gpu_reason(module: nn.Module) -> str | None:
     """Return the reason why a module with tensors on a GPU is not lowered; ``None`` if it has no such tensors."""
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"

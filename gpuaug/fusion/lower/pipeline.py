@@ -69,8 +69,9 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
-        assert box_filter.target_conversions is not None
-        # The crop itself applies the minima of the transform to the part of a box inside the crop, before images are resized.
+        assert box_filter.target_conversions is not None  # every transform that removes boxes has them
+        # The crop itself applies the minima of the transform (``min_size``, ``min_area`` of SanitizeBoundingBoxes) to the part
+        # of a box inside the crop, before images are resized.
         # If several transforms remove boxes after the crop, a box must fulfil the minima of all.
         side, area = crop.min_side_and_area
         conversions = box_filter.target_conversions
@@ -109,9 +110,9 @@ def _resamplings(tree: Tree) -> list[ResampleOp]:
 
 
 def _expect_rounding(tree: Tree) -> None:
-    """Call ``expect_rounding`` of Kornia's ops that round values down to integers, if an op before them is inexact.
+    """Call ``expect_rounding`` of Kornia's ops that round values down to integers, if an op before them causes rounding errors.
 
-    The ops then round down with a tolerance. If all ops before them are exact, values equal Kornia's bit for bit, and a
+    The ops then round down with a tolerance. If no op before them does, values equal Kornia's bit for bit, and a
     tolerance would change levels.
     """
     has_rounding_errors = False
@@ -123,7 +124,7 @@ def _expect_rounding(tree: Tree) -> None:
 
 
 def _causes_rounding(op: Op | EagerOp) -> bool:
-    """Return whether an op is inexact: its result may differ from its library's by rounding errors."""
+    """Return whether the result of an op may differ from the result of its library by rounding errors."""
     if isinstance(op, WarpOp | ResampleOp):
         return not op.nearest
     return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp | ChannelOp))
@@ -206,7 +207,7 @@ class _Lowering:
         If the module requires images in [0, 1], an error for images of another range is recorded in ``types``.
         """
         types, op = self._types, leaf.op
-        # Kornia's modules that only change colours require [0, 1], except ops with ``takes_any_range``.
+        # Of Kornia's modules, these require [0, 1]: ops without ``takes_any_range``, and fallback modules that move no pixels.
         if not op.takes_any_range if isinstance(op, Op) else op.moves_nothing and not op.is_user_defined:
             types.require_unit_range(leaf.name)
         for resampling in _resamplings(leaf):

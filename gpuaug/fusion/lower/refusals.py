@@ -168,7 +168,7 @@ def v2_of(transform: Any, equivalents: Sequence[type]) -> Any:
         ArgumentTypeError: If ``transform`` belongs to v1, and ``equivalents`` has no class with its name, or if
             ``refuse_transform`` refuses it.
     """
-    if is_maybe_to_tensor(transform):
+    if is_maybe_to_tensor(transform):  # ToTensor is the only class of v1 in ``equivalents``
         return next(class_ for class_ in equivalents if class_.__module__.startswith("torchvision.transforms.transforms"))()
     refuse_transform(transform)
     v1_class = torchvision_class(transform)

@@ -4,7 +4,7 @@ A pipeline is *lowered*, that is, translated to ops, separately for every dtype 
 this dtype, and again when it is unpickled. It is always lowered from the copy. From the user's modules, a setting that the user
 changes later would take effect for some dtypes only.
 
-Apart from the lowering of each library, because a copy depends on the lists of classes of both libraries.
+Not in the files that lower the modules of one library, because a copy depends on the lists of classes of both libraries.
 """
 
 import copy
@@ -32,7 +32,7 @@ def snapshot(pipeline: Any) -> Any:
     for part in parts:
         if id(part) not in shared and _is_called_as_it_is(part):
             shared |= {id(child): child for child in all_parts(part)}
-        shared |= {id(state): state for state in state_of_last_call(part)}
+        shared |= {id(state): state for state in state_of_last_call(part)}  # not copied: may be large
     try:
         return copy.deepcopy(pipeline, dict(shared))
     except Exception:  # a module may raise any error

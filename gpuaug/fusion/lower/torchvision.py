@@ -71,7 +71,7 @@ LOWERED = lowered(crop, iou_crop, resize, warp, elastic, color, filters, jpeg, p
 """Class of torchvision → class of its op, for all classes that are lowered to an op, except mixes."""
 
 MIXES = lowered(mixes)
-"""Class of op of ``v2.MixUp`` and ``v2.CutMix``."""
+"""Class of torchvision → class of its op, for ``v2.MixUp`` and ``v2.CutMix``."""
 
 IDENTITIES = (v2.Identity, v2.ToImage, v2.PILToTensor)
 """Transforms that do not change the pixels of a tensor."""
@@ -171,8 +171,8 @@ class TorchvisionLowering:
         return () if factor == 1 else (Leaf(name, color.Multiplication(name, factor)),)
 
     def _after_multiplication(self, leaf: Leaf) -> Tree:
-        """Return ``leaf``, after the delayed multiplication if any. Linear ops with fill 0 may run before it."""
-        parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()
+        """Return ``leaf``, after the delayed multiplication if there is one. Linear ops with fill 0 may run before it."""
+        parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()  # of a policy, all ops that run for it
         is_linear = [isinstance(part, GatherOp | BlurOp) and not np.any(getattr(part, "fill", 0)) for part in parts]
         before = () if parts and all(is_linear) else self.multiplication()
         return Group("", (*before, leaf)) if before else leaf
@@ -316,10 +316,10 @@ class TorchvisionLowering:
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
-        crop_ = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
-        if crop_ is not None:
+        crops = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
+        if crops is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that make one image of one, got {type(crop_).__name__}. Put it before {name}."
+                f"{name} must hold transforms that make one image of one, got {type(crops).__name__}. Put it before {name}."
             )
         dtype, type_change = self._types.dtype, self._types.type_change
         # ``reason``: why the container cannot have gates. ``problem``: why its ops cannot run on images of different sizes.
@@ -344,16 +344,17 @@ class TorchvisionLowering:
         if not reason and problem is None:
             return Group(name, (*trees, *([] if final_resize is None else [final_resize])))
         ops = [leaf.op for leaf in all_leaves if isinstance(leaf.op, Op) and leaf.op not in self._sized_by_choice]
-        size_drawing = next((op.name for op in ops if op.draws_size), None)
-        if size_drawing is not None:
+        drawing_name = next((op.name for op in ops if op.draws_size), None)
+        if drawing_name is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that gpuaug.fuse fuses together, as {size_drawing} draws a size per image, got "
+                f"{name} must hold transforms that gpuaug.fuse fuses together, as {drawing_name} draws a size per image, got "
                 f"{problem or reason}. Keep {name} in the dataset, and fuse the rest with ragged=True."
             )
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         # The container is one fallback module: the types before it are the types before its first member.
         self._types.dtype, self._types.type_change = dtype, type_change
+        # No op or one, the optional argument ``lowered`` of ``_fallback``.
         lowered = sizing_ops[-1:] if final_resize is None else [choices.sizing_op(final_resize.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
         assert isinstance(leaf.op, EagerTorchvision)
@@ -449,7 +450,7 @@ def _scale_probability(mix: MixOp, p: float) -> None:
 
 
 def _difference(transform: Any, base: type | None) -> str | None:
-    """Return the reason why a transform may differ from its class ``base`` (see ``_op``); ``None`` if it does not."""
+    """Return the reason why a transform may differ from its class ``base`` (see ``_op``); ``None`` if they are equal."""
     if base is None:
         return "a function"
     return by_name.difference_reason(transform, base) if by_name.qualified_name(base) else difference(transform, base)

@@ -87,7 +87,7 @@ def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
 def target_conversions_of(tree: Tree) -> TargetConversions:
     """Return the conversions of targets of all transforms without ops, combined into one.
 
-    Without transforms that ``filtered_crops`` yields, whose minima the crop itself applies.
+    Transforms that ``filtered_crops`` yields are left out, because the crop itself applies their minima.
 
     Raises:
         ArgumentError: If one of these transforms removes boxes before an op that moves pixels.
@@ -120,7 +120,7 @@ def nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
 
 
 def implicit_transforms(tree: Tree) -> Iterator[tuple[str, bool]]:
-    """Yield (name, ``processes_boxes``) of each transform without an op."""
+    """Yield (name, ``processes_boxes``) of each transform without an op, unless a leaf has its name and stands for it."""
     names = {leaf.name for leaf in leaves(tree)}
     for item in nodes_in_order(tree):
         if isinstance(item, ImplicitTransform) and item.name not in names:

@@ -304,9 +304,9 @@ def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 def equalize_table(level_counts, channel_pixels, KEEPS_VALUES: tl.constexpr):
     """Return the equalized value in [0, 1] per byte level, (LEVELS,) float32.
 
-    ``level_counts``: number of pixels of a channel per level, (LEVELS,) int32. ``channel_pixels``: their sum. The formula and its
-    ``step`` are in ``Equalize.apply``. With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized,
-    because its step is 0: such a channel must not change.
+    ``level_counts``: number of pixels of a channel per level, (LEVELS,) int32. ``channel_pixels``: their sum. The formula and
+    its ``step`` are in ``Equalize.apply``. With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be
+    equalized, because its step is 0: such a channel must not change.
     """
     levels = tl.arange(0, LEVELS)
     last_level = tl.max(tl.where(level_counts > 0, levels, 0), 0)
