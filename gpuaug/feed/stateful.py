@@ -155,6 +155,7 @@ class StatefulSource(IndexedSource):
                 if not self._is_stream and state.get("dataset_state") is not None:
                     loader.dataset.load_state_dict(state["dataset_state"])
                 self.restore_end(extra_state, same_order=start.same_order)
+                # In an uninterrupted run, persistent workers draw no new seed from the loader's generator here.
                 worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
                 state = extra_state = loader.next_iter_state = None
         self._resumed = state is not None

@@ -349,7 +349,7 @@ class Fused(nn.Module):
             if cached_plan is not None:
                 return self._run_cached(cached_program, cached_plan, inputs[0], seed)
         inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
-        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys
+        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys  # last: the user's
         record = self._record_of(inputs, keys)
         size, views, is_video = record.call.size, self.options.views, record.call.is_video
         program = self._program(record.call.dtype, is_video=is_video)

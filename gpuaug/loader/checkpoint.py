@@ -50,7 +50,7 @@ class SavedState(NamedTuple):
     batch: int
     """Number of batches of the epoch that were handed over."""
     ended: bool
-    """Whether ``next`` has raised ``StopIteration``. False after the last batch alone."""
+    """Whether ``next`` has raised ``StopIteration``. Still false when it has returned the last batch."""
     chosen: bool
     """Whether the epoch was set with ``set_epoch``, not counted."""
     source: Any
@@ -107,7 +107,9 @@ class Progress:
         self._end_iterations = end_iterations
         self._prepared = prepared
         self._saved: SavedState | None = None
+        """Position after the batch that was handed over last; ``None`` before the first iterator."""
         self._epoch = -1
+        """Epoch of the last iterator; -1 before the first."""
         self._next = _Next()
         self.replaced = Replaced()
         """Samples that were replaced."""

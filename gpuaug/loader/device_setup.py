@@ -1,4 +1,7 @@
-"""``DeviceSetup``: a loader's device, lanes (CUDA streams, one per stage) and stages. Lanes are created on first use."""
+"""``DeviceSetup``: a loader's device, lanes (CUDA streams, one per stage) and stages. Lanes are created on first use.
+
+A *schedule* is a stage that selects one of several stages by the epoch.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property

@@ -42,7 +42,7 @@ class Cell:
     number: int
     """Index of the sample in the batch; -1 for cells below the first line, which show no index."""
     label: captions.Label
-    """Label of the sample; empty if it equals the label of the cell above."""
+    """Label of the sample; empty below the first line if it equals the label in the first line."""
     note: str
     """Size of the image, and changes of values or channels for drawing."""
     draws: tuple[str, ...]
@@ -92,7 +92,11 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
 
 
 class _LineMaker:
-    """Creates the lines of one picture. ``before``: the first row before the stages, whose cells show the labels."""
+    """Creates the lines of one picture.
+
+    ``before``: the first row before the stages. Its cells show the index of the sample and the label; cells of other lines show
+    a label only if it differs.
+    """
 
     def __init__(self, trace: Trace, before: Row, batch_size: int, count: int, classes: Any) -> None:
         self._before = before

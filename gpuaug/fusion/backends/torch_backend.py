@@ -78,6 +78,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     if dtype in LARGEST and dtype != torch.uint8:  # torch supports few functions of uint16
         images = replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
     converts_to_bytes = bytes_between(plan.passes, dtype)
+    # ``canvases[:1]``: the canvas of the first pass, if there is one.
     result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]

@@ -373,6 +373,7 @@ class Slot:
         """Check boxes or keypoints, and return them as ``Points``."""
         box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
         self.counts = self.column.lengths if self.kind is BOXES else [shape[:-1].numel() for shape in self.column.shapes]
+        """Number of boxes, points or masks in each value of ``column``. Masks: see ``_masks``."""
         return Points(self.column.rows(), box_format, self._owners(), clip=self.kind is BOXES)
 
     def _checked_format(self) -> BoxFormat:
