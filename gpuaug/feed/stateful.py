@@ -116,7 +116,10 @@ class StatefulSource(IndexedSource):
         """Load a state, and set the epochs of samplers and of the stream."""
         if (extra_state := self.index_state(state)) is not None:
             self.epochs = extra_state["epochs"]
-        return Source.load(self, loader, state, start, ended=ended)
+        start = Source.load(self, loader, state, start, ended=ended)
+        # In an uninterrupted run, persistent workers get no new seed from the loader's generator.
+        needs_seed = ended and has_persistent_workers(loader)
+        return start._replace(worker_seed=START_WITH_NEW_WORKERS.worker_seed) if needs_seed else start
 
     def discard(self, loader: Any) -> bool:
         """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
@@ -155,8 +158,8 @@ class StatefulSource(IndexedSource):
                 if not self._is_stream and state.get("dataset_state") is not None:
                     loader.dataset.load_state_dict(state["dataset_state"])
                 self.restore_end(extra_state, same_order=start.same_order)
-                # In an uninterrupted run, persistent workers draw no new seed from the loader's generator here.
-                worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
+                if persistent and worker_seed is None:  # the state was not loaded by ``load``, but by Accelerate
+                    worker_seed = START_WITH_NEW_WORKERS.worker_seed
                 state = extra_state = loader.next_iter_state = None
         self._resumed = state is not None
         # ``IndexedSource`` reads the sampler, except to resume a state that was saved without gpuaug (which has no additional

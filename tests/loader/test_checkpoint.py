@@ -36,6 +36,7 @@ from support.loader.resumed_loaders import (
 from support.process import processes
 from support.process.waiting import WAIT_S, until
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
 from gpuaug.loader.inspection import restored_at_end
@@ -223,6 +224,26 @@ def test_seeds_of_workers_are_not_those_of_an_earlier_epoch():
     again = seeds(state)[0]
     assert again == seeds(state)[0]
     assert not first & again
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_seeds_of_persistent_workers_differ_by_the_epoch_at_whose_end_a_run_goes_on(kind):
+    def made():
+        wrapped = kind(Seeds(), generator=generator(), num_workers=1, persistent_workers=True)
+        return StreamedLoader(wrapped, device="cpu", feed="plain", seed=7)
+
+    def seeds(state):
+        with made() as resumed:
+            resumed.load_state_dict(state)
+            return tuple(torch.cat(list(resumed)).tolist())
+
+    states = []
+    with made() as loader:
+        for _ in range(3):
+            list(loader)
+            states.append(loader.state_dict())
+    assert seeds(states[0]) == seeds(states[0])
+    assert len(set(map(seeds, states))) == len(states)
 
 
 class Seeds(Loaded):

@@ -67,7 +67,7 @@ BUDGETS = {
     "cli": 297,
     "core": 1_671,
     "decode": 4_570,
-    "feed": 2_454,
+    "feed": 2_457,
     "fusion": 14_647,
     "integrations": 49,
     "loader": 1_310,
