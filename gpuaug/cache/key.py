@@ -287,15 +287,14 @@ class _Values:
             yield from (("name", reduced), ("function", getattr(value, "__wrapped__", None)))
             return
         # The result of ``__reduce_ex__`` has two to six elements: callable, arguments, state, iterator over items of a list,
-        # iterator over pairs of a mapping, function.
-        # Here padded with None to at least three elements.
+        # iterator over pairs of a mapping, function that sets the state. Here padded with None to at least three elements.
         callable_, call_arguments, state, *elements = (*reduced, None)[: max(len(reduced), 3)]
         yield from (("class", callable_), ("arguments", call_arguments))
         if isinstance(state, dict):
             yield from sorted((str(name), inner) for name, inner in without_ignored(value, state).items())
         else:
             yield "state", state
-        yield from (("", tuple(inner)) for inner in elements if inner is not None)
+        yield from (("", tuple(inner) if isinstance(inner, Iterator) else inner) for inner in elements if inner is not None)
 
     def _tensor_values(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
         """Yield (name, value) of the attributes of a tensor. A strided tensor is added to ``tensors``."""

@@ -78,6 +78,13 @@ class SlottedScale:
         return images * self.by
 
 
+class WithStateSetter(SlottedScale):
+    """Object whose pickle has all six elements, of which the last is a function."""
+
+    def __reduce_ex__(self, protocol):
+        return type(self), (1,), {"by": self.by}, None, None, setattr
+
+
 class Within(Scale):
     """Objects that refer to each other, in a chain that is longer than Python's limit of recursion."""
 
@@ -241,6 +248,7 @@ DEPENDENCIES = {
     "attribute: tensor": lambda value: {"extra": Scale(torch.tensor(float(value)))},
     "attributes that are items": lambda value: {"extra": closed_over([1, Settings(by=value)])},
     "attribute without a dict": lambda value: {"extra": SlottedScale(value)},
+    "state with a function": lambda value: {"extra": WithStateSetter(value)},
     "attribute of an attribute": lambda value: {"extra": Within(value)},
     "class attribute": lambda value: {"extra": with_class_attribute(value)},
     "class": lambda value: {"extra": (Scale if value == 1 else SlottedScale)(1)},
