@@ -133,8 +133,9 @@ def c_call() -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def call(_typing_context: Any, _address: Any, arguments: Any) -> Any:
+        # Numba calls this function to generate the machine code of one call.
         def generate(_context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            word = ir.IntType(64)
+            word = ir.IntType(64)  # type of all arguments and of the result
             count = len(signature.args[1])
             function = builder.inttoptr(values[0], ir.FunctionType(word, [word] * count).as_pointer())
             return builder.call(function, [builder.extract_value(values[1], position) for position in range(count)])

@@ -123,8 +123,10 @@ class Decoding:
         self.replaced_samples: Set[int] = set()
         """Indices of the samples that ``collect`` has replaced, without those that an earlier ``Decoding`` has replaced."""
         self.undecoded = 0
-        """Number of pixels outside the windows, in this ``Decoding`` and in ``earlier``, minus the number that ``earlier`` has
-        counted. Set by ``collect``."""
+        """Number of pixels outside the windows that no ``Decoding`` has counted before. Set by ``collect``.
+
+        If this ``Decoding`` has replaced samples, the number in ``earlier`` has changed, and the change is counted here.
+        """
         for member in encoded:
             problems = clip_problems if isinstance(member, EncodedClips) else image_problems
             self._add_problems(member, problems(member.headers, decoder.options))
@@ -291,7 +293,7 @@ class Decoding:
         """Log the problems of the samples that this ``Decoding`` replaces, each time the stage's number of them has doubled."""
         before = self._decoder.replaced
         self._decoder.replaced += len(self.replaced_samples)
-        if self._decoder.replaced.bit_length() == before.bit_length():
+        if self._decoder.replaced.bit_length() == before.bit_length():  # no power of two was reached: not doubled since a log
             return
         first = "; ".join(str(self._all_problems[index]) for index in sorted(self.replaced_samples)[:MAX_LOGGED_PROBLEMS])
         others = len(self.replaced_samples) - MAX_LOGGED_PROBLEMS

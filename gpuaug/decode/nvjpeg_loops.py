@@ -89,7 +89,10 @@ NAMES = (
 
 IMAGE_INFO_BYTES = IMAGE_INFO.itemsize
 _FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 8
-"""Number of bytes of a ``FILE``, and offset of its field ``found_width``. The last field, ``found_height``, follows it."""
+"""Number of bytes of a ``FILE``, and offset of its field ``found_width``.
+
+The last field, ``found_height``, follows ``found_width``. Each of the two has 4 bytes.
+"""
 
 
 @compile_once
