@@ -97,8 +97,8 @@ class _Replacement:
         if batches.members_of_type((self._decoded_type, Encoded), container):
             return False  # B members with B images each
         if self._are_fields:
-            # ``collate_encoded`` collates tuples of numbers and text into one column per field. It leaves other values in a list
-            # with one value per sample.
+            # ``collate_encoded`` collates tuples of numbers and text into one column per field. Of other containers it makes a
+            # list with one value per sample.
             return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)
         if not all(map(self._is_column, container)):
             return True

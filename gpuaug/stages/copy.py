@@ -53,7 +53,7 @@ class Copied:
     num_bytes: int = 0
     """Bytes that were copied to the device."""
     resident: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that were on the device before the copy, and were not allocated on the copy's stream."""
+    """Tensors that were on the device before the copy. The copy lane has not allocated their memory."""
     has_resident_objects: bool = False
     """Whether an object with a ``to`` method was, or may have been, on the device before the copy."""
 
@@ -75,10 +75,11 @@ class Copier:
 
     def __init__(self, device: torch.device, *, warn_pageable: bool = True) -> None:
         self._device = device
-        self._non_blocking = device.type == "cuda"
+        self._non_blocking = device.type == "cuda"  # whether to request asynchronous copies
         self._first_batch_checked = False
         self._warn_pageable = warn_pageable
         self._takes_non_blocking: dict[type, bool] = {}
+        """Class of an object → whether its ``to`` method has a parameter ``non_blocking``."""
 
     def copy(self, batch: Batch) -> Copied:
         """Queue the copy of ``batch`` on the current stream.
@@ -130,7 +131,7 @@ class Copier:
                 isinstance(member, torch.Tensor) and member.device == self._device for member in batches.inner_values(leaf)
             )
             return moved
-        copied.packed |= type(leaf) is TargetsLayout  # the part of ``PackedTargets`` that stays on the host
+        copied.packed |= type(leaf) is TargetsLayout  # the leaf of each ``PackedTargets`` that stays on the host
         return leaf
 
     def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:

@@ -136,15 +136,15 @@ class GraphRunner:
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
             self._add_graph(signature, inputs, signatures.needs[signature])
-        captured = self._graphs[signature]
+        captured_graph = self._graphs[signature]
         # no_grad, because an input that requires grad would connect the copies of all batches in one autograd graph.
         with torch.no_grad():
-            for static_value, value in zip(captured.inputs, inputs, strict=True):
+            for static_value, value in zip(captured_graph.inputs, inputs, strict=True):
                 if isinstance(static_value, torch.Tensor):
                     static_value.copy_(value)
-        captured.graph.replay()
+        captured_graph.graph.replay()
         self.replayed += 1
-        return captured.outputs
+        return captured_graph.outputs
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
         """Capture a graph for the signature of ``inputs``, unless it exists, is not possible or exceeds the limits.
@@ -218,7 +218,7 @@ class GraphRunner:
         """
         outputs = self._run_observed(inputs, signature)
         if self.eager_reason is not None:
-            # The encoder may omit the operation during a capture: the library transformers reads a mask on the host to choose
+            # The encoder may omit the operation during a capture: the library Transformers reads a mask on the host to choose
             # a kernel, but not during a capture. A second run shows whether a capture would fail. Its outputs are not used.
             self.eager_reason = None
             with _as_in_a_capture():
@@ -331,7 +331,7 @@ def _is_on_gpu(value: Any) -> bool:
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """Return the reason why a graph of ``encoder`` cannot be captured; ``None`` if no reason is known before a run."""
-    # Not imported, which takes a second: if it was not imported elsewhere, no module is compiled.
+    # ``torch._dynamo`` is not imported here, which takes a second: if no other code has imported it, no module is compiled.
     dynamo: Any = sys.modules.get("torch._dynamo")
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)

@@ -124,7 +124,7 @@ class PeakAllocation:
         """Update the peak. Call after each operation."""
         current, total = self._read()
         used_before = self._current - self._start
-        allocated = total - self._total
+        allocated = total - self._total  # by the operation
         self.peak_bytes = max(self.peak_bytes, used_before + allocated)
         self._current = current
         self._total = total

@@ -300,7 +300,7 @@ class TargetSearch:
                 return not self._sizes or (len(value), len(first)) in self._sizes
         elif _are_numbers(value):
             lengths = {len(value), *(len(number) for number in value if getattr(number, "ndim", 0))}
-            return 4 in lengths if name != "keypoints" else max(lengths) > 1
+            return 4 in lengths if name != "keypoints" else max(lengths) > 1  # a box has four numbers, a point two or more
         return any(self._has_numbers(inner, name) for inner in value)
 
     def _by_name(self, value: Any, name: Any) -> str | None:

@@ -43,8 +43,8 @@ def until(epoch: int, first: Any, then: Any) -> Stage:
         [1.0, 1.0, 0.0, 0.0]
     """
     start = whole_number("epoch", epoch, _COUNT_EPOCHS)
-    stages = {0: as_stage(first), start: as_stage(then)}
-    return _Schedule(stages, stages)
+    stages = {0: as_stage(first), start: as_stage(then)}  # only ``then`` if ``start`` is 0
+    return _Schedule(stages, stages)  # the second argument: values for ``repr``
 
 
 def schedule(make: Callable[[Any], Any], values: Mapping[int, Any]) -> Stage:

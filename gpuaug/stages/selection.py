@@ -108,6 +108,7 @@ class Selection:
         keys = self.normalized_keys
         if keys is None:
             return names if len(names) == 1 else []
+        # ``names`` is empty for a batch that is a leaf.
         return [name for name, key in zip(names, keys, strict=False) if key == "input"]
 
     @property
@@ -129,13 +130,13 @@ class Selection:
         """
         if self.on is None:
             return result
-        targets = self.on if self.into is ... else self.into
-        if targets is ...:
+        written = self.on if self.into is ... else self.into
+        if written is ...:
             return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
-        if not isinstance(targets, tuple | Mapping):
-            return self._put(batch, {targets: result})
-        names = tuple(targets)
-        if isinstance(targets, Mapping) and len(names) == 1:
+        if not isinstance(written, tuple | Mapping):
+            return self._put(batch, {written: result})
+        names = tuple(written)
+        if isinstance(written, Mapping) and len(names) == 1:
             return self._put(batch, {names[0]: result})  # for a single data key, Kornia returns one value, not a list
         if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
@@ -166,7 +167,7 @@ class Selection:
                 )
         if form == "sequence" and _is_index(selector) and -len(batch) <= selector < len(batch):
             return batch[selector]
-        if form != "sequence" and selector in members:
+        if form != "sequence" and selector in members:  # ``members`` is empty for a leaf
             return batches.member(batch, selector)
         way_out = f"It has {_listed(members)}." if members else "Leave on out. Pass on=None for batches that may be empty."
         raise SelectionError(

@@ -64,7 +64,7 @@ class Videos:
         """
         av = libav.required_module()
         try:
-            key: tuple[Any, ...] = ()
+            key: tuple[Any, ...] = ()  # of bytes, which are never kept open
             if isinstance(source, str):
                 sys.audit(READ_EVENT, source)  # the video may be open already
                 status = os.stat(source)
@@ -121,7 +121,7 @@ class Video:
     def _open(self) -> Any:
         """Open the file again, and return the container at its beginning.
 
-        A seek to the beginning would not do, because a container may return other packets after a seek.
+        A seek to the beginning is not enough, because a container may return other packets after a seek.
         """
         self.close()
         self._file = open_file(self._source) if isinstance(self._source, str) else BytesIO(self._source)

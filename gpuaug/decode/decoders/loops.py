@@ -32,11 +32,11 @@ from gpuaug.decode.work import Work
 Array = NDArray[Any]
 
 DecodeJobs = Callable[[Array, Array, Array, Array, int, Array], None]
-"""Loop over images: function of (files, output, jobs, offsets, channels, mask), which returns nothing.
+"""Loop over images: function of (files, out, jobs, starts, channels, decoded), which returns nothing.
 
-Decode the images whose ``mask``, (n,) bool, is true, and set ``mask`` to false where decoding fails. ``files`` and ``output``
-are flat arrays of bytes; ``jobs`` are (n,) records of ``IMAGE``; ``offsets`` are the (n,) offsets of the windows in ``output``;
-``channels`` is the number of channels in ``output``.
+``decoded``, (n,) bool, is true for each image to decode. The loop sets it to false where decoding fails. ``files`` and ``out``
+are flat arrays of bytes; ``jobs`` are (n,) records of ``IMAGE``; ``starts`` are the (n,) offsets of the windows in ``out``;
+``channels`` is the number of channels in ``out``.
 """
 
 WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
@@ -73,7 +73,7 @@ class Loops:
         self._channels = layout.channels
         self._jobs = jobs = layout.records
         selected = np.zeros(len(jobs), np.bool_)
-        if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:
+        if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:  # grey or RGB of 8 bits
             selected[indices] = layout.orientations[indices] == 1
         is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
         is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
@@ -96,7 +96,7 @@ class Loops:
             mask = is_of_loop[selected]
             if mask.any():
                 decode_jobs(self._files, self._out, self._jobs[selected], self._starts[selected], self._channels, mask)
-                decoded |= mask
+                decoded |= mask  # the loop has set ``mask`` to false where decoding failed
         return decoded
 
 

@@ -80,12 +80,13 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
     """
     if not is_tiff(bytes(data[:4])):
         raise LimitError("it is no TIFF")
+    # ``struct`` formats: of the byte order, and below of an offset (``word``) and of the number of tags.
     order = "<" if bytes(data[:1]) == b"I" else ">"
-    is_bigtiff = 43 in bytes(data[2:4])
+    is_bigtiff = 43 in bytes(data[2:4])  # the version, in either byte order; 42 for a TIFF
     word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
     # Bytes of the field for values at the end of an entry of ``entry_size`` bytes.
     inline_bytes = struct.calcsize(order + word)  # the entry of a longer value holds the offset of the value
-    position = 8 if is_bigtiff else 4
+    position = 8 if is_bigtiff else 4  # position of the offset of the next directory
     while True:
         try:
             (directory,) = struct.unpack_from(order + word, data, position)

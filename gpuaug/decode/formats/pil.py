@@ -35,6 +35,7 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
         width, height = image.size
         if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
             return Header(problem=f"its size is {width}x{height}")
+        # A tile of PIL is (name of the decoder, box, offset, arguments of the decoder).
         if image.tile and image.tile[0][0] in _PYTHON_DECODERS and max(len(data), width * height) > MAX_PYTHON_BYTES:
             reason = "the limit for files that PIL decodes in Python"
             return Header(problem=f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is {reason}")
@@ -76,7 +77,7 @@ def _label_max(image: Any, bits: int) -> int:
     if image.mode == "1":
         return 1
     if image.mode == "L" and image.format == "PPM":
-        arguments = image.tile[0][3]
+        arguments = image.tile[0][3]  # of PIL's decoder
         return 255 if isinstance(arguments, str) else int(arguments[1])  # (mode, largest value)
     if image.mode == "L":
         return int((1 << min(bits, 8)) - 1)

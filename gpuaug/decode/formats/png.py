@@ -84,7 +84,7 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
     """
     limits = MetadataLimits()
     exif = b""
-    position = 8
+    position = 8  # after the signature
     texts: dict[bytes, tuple[bytes, memoryview]] = {}  # only the last text of a key is decompressed
     animated = after_pixels = has_compressed_text = False
     is_plain = len(data) <= _MAX_SPNG_BYTES
@@ -100,10 +100,10 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
             continue
         # PIL limits the total size of decompressed text, so it may reject any text that follows compressed text.
         has_compressed_text = has_compressed_text or chunk_type in (b"zTXt", b"iTXt")
-        never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not has_compressed_text)
+        is_never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not has_compressed_text)
         # An animation begins with fcTL; its first frame may cover only a part of the image. In a truncated file, a chunk type
         # is shorter than four bytes.
-        is_plain = is_plain and chunk_type != b"fcTL" and (never_rejected if after_pixels else len(chunk_type) == 4)
+        is_plain = is_plain and chunk_type != b"fcTL" and (is_never_rejected if after_pixels else len(chunk_type) == 4)
         if chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
             break  # PIL stops before the second frame of an animation
         limits.add(length)

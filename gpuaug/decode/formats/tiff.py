@@ -85,9 +85,10 @@ def tags(data: memoryview) -> Tags | None:
         tags_allowed -= 1 + count
         is_band = number == 0 or not values.get(SUBFILE_TYPE, (0,))[0] & _REDUCED_OR_MASK
         band_pages += [number] if is_band else []
+        # ``page`` and ``first_page`` both have empty ``pages`` here.
         if (is_band and page != first_page) or tags_allowed < 0 or len(band_pages) * first_page.samples > MAX_BANDS:
             return first_page
-    return first_page and first_page._replace(pages=tuple(band_pages))
+    return first_page and first_page._replace(pages=tuple(band_pages))  # ``None`` if the file has no page
 
 
 def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
@@ -135,7 +136,8 @@ def _parse(data: memoryview) -> Header:
     first_page = tags(data)
     if first_page is None:
         return Header(problem="its header is broken")
-    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")  # PIL reads -1 of int8 as 255
+    # PIL reads -1 of int8 as 255. ``type[:5]`` is "float" for float32 and float64.
+    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")
     if not has_pil_type or (first_page.samples > _MAX_PIL_BANDS and first_page.is_plain):
         return _header_of(first_page)
     header = pil.parse(data, FORMAT.names, bits=first_page.bits)
@@ -200,7 +202,7 @@ def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: A
 
         pixels = decode_as_stored(layout, info, decode_page)
         if isinstance(pixels, str):
-            return pixels
+            return pixels  # the reason why the page cannot be decoded
         bands.append(pixels)
     return bands[0] if len(bands) == 1 else np.concatenate(bands, 2)
 

@@ -57,7 +57,7 @@ def _parse(data: memoryview) -> Header:
             if chunk_type == b"ALPH":
                 has_alpha = True
             elif chunk_type == b"VP8L" and len(content) >= 5:
-                has_alpha = has_alpha or bool(content[4] >> 4 & 1)
+                has_alpha = has_alpha or bool(content[4] >> 4 & 1)  # bit 28 after the signature byte, as above
             continue
         limits.add(length)
         if chunk_type == b"EXIF" and flags & _WEBP_EXIF and not exif:
