@@ -105,7 +105,7 @@ class GeneratorLock:
         while self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.release()
 
-    def draw(self, draw: Callable[[], T]) -> T:
+    def draw(self, function: Callable[[], T]) -> T:
         """Call a function that reads the user's generators, while no other thread is in a stage, and return its result."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
@@ -114,23 +114,23 @@ class GeneratorLock:
                 GpuAugWarning,
                 stacklevel=3,
             )
-            return draw()
+            return function()
         try:
-            return draw()
+            return function()
         finally:
             self._lock.release()
 
-    def draw_unless(self, is_stopped: Callable[[], bool], draw: Callable[[], T]) -> T | None:
+    def draw_unless(self, is_stopped: Callable[[], bool], function: Callable[[], T]) -> T | None:
         """Like ``draw``, but wait as long as a stage may take. Return ``None`` if ``is_stopped()`` becomes true meanwhile."""
         for _ in range(int(STAGE_WAIT_S / POLL_S)):
             if is_stopped():
                 return None
             if self._lock.acquire(timeout=POLL_S):
                 try:
-                    return draw()
+                    return function()
                 finally:
                     self._lock.release()
-        return self.draw(draw)
+        return self.draw(function)
 
     # A fork waits for the end of another thread's stage. Otherwise the generators of the forked process would stay in the state
     # of the stage, and if the stage was drawing, the lock inside a generator would stay locked forever.
@@ -145,7 +145,7 @@ class GeneratorLock:
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        # A new lock also if the forking thread holds the old one, as when a loader starts workers: no worker would release the
+        # A new lock, also if the forking thread holds the old one, as when a loader starts workers: no worker would release the
         # old lock.
         self._lock = threading.RLock()
         if not getattr(self._fork_state, "is_held", False):
