@@ -301,7 +301,7 @@ class Rows:
     """Rows of a feature cache for the samples of a batch, and encoded images if samples have no row.
 
     Args:
-        encoded: Encoded images of all B samples, also of those with a row; ``None`` if all rows were read.
+        encoded: Encoded images of all B samples, also of samples that have a row; ``None`` if all rows were read.
         columns: Name of a column → (B, …) tensor, in which missing rows have any values; or, if the shape varies, a flat tensor
             of all rows, from which missing rows are absent.
         headers: Description of the rows.

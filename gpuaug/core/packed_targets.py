@@ -145,7 +145,7 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
         device: Device on which the tensors must be. They may then have any strides and size, because only their values are
             needed. Default: the host, where tensors must be contiguous, so that unpacking restores them exactly.
     """
-    exact = device is None  # whether unpacking must restore the tensors exactly
+    is_exact = device is None  # whether unpacking must restore the tensors exactly
     if device is not None:
         column.join(device)
     if len(column.types) > 1 or not column.are_on(device or _HOST):
@@ -159,9 +159,9 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
             len(column.dtypes) == 1
             # ``join`` sets ``joined`` only for dense tensors.
             and ("joined" in vars(column) or set(map(_layout, values)) == {torch.strided})
-            and not (exact and any(any(map(is_lossy, values)) for is_lossy in _LOSSY_COPY_PREDICATES))
-            and (not exact or all(map(Tensor.is_contiguous, values)))
-            and (not exact or any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
+            and not (is_exact and any(any(map(is_lossy, values)) for is_lossy in _LOSSY_COPY_PREDICATES))
+            and (not is_exact or all(map(Tensor.is_contiguous, values)))
+            and (not is_exact or any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
         )
 
 

@@ -29,7 +29,7 @@ Layout = Literal["hwc", "chw"]
 
 
 class Shapes:
-    """Sizes of a batch's images, on the host, because random numbers that depend on the sizes are drawn there.
+    """Sizes of a batch's images. They stay on the host, which draws the random numbers that depend on the sizes.
 
     Not a dataclass: the functions of ``batch.py`` would treat its fields as members of the batch.
 

@@ -34,7 +34,7 @@ from gpuaug.core.generators import GlobalGenerator, device_generator, numpy_gene
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
 
-A stage that takes longer is either compiling, or waits for the thread that waits for the stage.
+A stage that takes longer than ``STAGE_WAIT_S`` either compiles, or waits for the thread that waits for the stage (a deadlock).
 """
 
 POLL_S = 0.05

@@ -105,10 +105,11 @@ def is_same(value: Any, other: Any) -> bool:
         return True
     if not (isinstance(value, FunctionType) and isinstance(other, FunctionType)):
         return False
+    # The code of ``value`` under the name of ``other``, because copies of a function may be renamed.
     code = value.__code__.replace(co_name=other.__code__.co_name, co_qualname=other.__code__.co_qualname)
     parts = ("__closure__", "__defaults__", "__kwdefaults__")
-    same = all(getattr(value, part) == getattr(other, part) for part in parts)
-    return same and code == other.__code__ and value.__globals__ is other.__globals__
+    are_parts_equal = all(getattr(value, part) == getattr(other, part) for part in parts)
+    return are_parts_equal and code == other.__code__ and value.__globals__ is other.__globals__
 
 
 @functools.cache

@@ -58,9 +58,9 @@ def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) ->
     Args:
         purpose: Purpose of the loops, a verb with its object, for the log message if Numba is installed and fails.
         define: Function of (call, call_unlocked, compile) that returns the loops. ``call(address, arguments)`` calls a C
-            function with a tuple of 64-bit integers, and returns a 64-bit integer. ``call_unlocked`` does the same. They differ
-            only if the loops are not compiled: then ``call`` keeps the interpreter's lock, for functions that take less time
-            than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is the decorator for each
+            function with a tuple of 64-bit integers, and returns a 64-bit integer. ``call_unlocked`` does the same. The two
+            differ only if the loops are not compiled: then ``call`` keeps the interpreter's lock, for functions that take less
+            time than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is the decorator for each
             function that ``define`` returns or that such a function calls.
     """
     if not _is_supported():

@@ -47,9 +47,9 @@ def collate_encoded(samples: Sequence[Any], *, flatten: Hashable | None = None) 
         samples: Samples of the same structure. A member holds images or clips if its value in the first sample is an image or
             a clip. Bytes may also be labels: a member of bytes holds images if one of its values begins like an image file.
         flatten: Key or index of a member that is a list of images per sample, whose length differs between samples and may be
-            0. The batch has all images there, in the order of the samples, and their numbers per sample, (B,) int64, in a
-            further member: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a list
-            of images has the same length in each sample, and the batch has a list of ``Encoded``.
+            0. In the batch, this member has all images, in the order of the samples, and a further member has their numbers per
+            sample, (B,) int64: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a
+            list of images has the same length in each sample, and the batch has a list of ``Encoded``.
 
     Returns:
         Batch of the samples' structure, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per member
@@ -95,7 +95,7 @@ def _pack(images: Sequence[Any], path: str) -> Encoded | Rows:
     if images and type(images[0]) is Clip:
         return pack_clips(images, path)
     if images and all(type(image) is CachedFile for image in images):
-        return _pack_rows(images, lambda missing: _pack_files(missing, path))
+        return _pack_rows(images, lambda files: _pack_files(files, path))
     return _pack_files(images, path)
 
 
@@ -176,7 +176,7 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
             "flatten must be None for a data set with a feature cache, which has one row per sample, got lists with "
             f"{len(files)} images in all. Leave out flatten=, or pass the data set without cache.wrap."
         )
-    missing = [file.row is None for file in files]
+    is_missing = [file.row is None for file in files]
     rows = [file.row for file in files if file.row is not None]
     descriptions = dict.fromkeys(", ".join(_column_text(*column) for column in sorted(row.items())) for row in rows)
     if len(descriptions) > 1:
@@ -195,12 +195,12 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
             columns[name] = torch.cat([row_part.reshape(-1) for row_part in parts], out=out)
         else:
             columns[name] = torch.stack(parts, out=allocate_tensor((len(files), *part.shape), part.dtype))
-    encoded = pack_files(files) if any(missing) else None
+    encoded = pack_files(files) if any(is_missing) else None
     files_to_record = [] if encoded is None else files
     ids = np.array([file.row_id for file in files_to_record], np.int64)
     names = [file.name for file in files_to_record]
     inputs = [file.inputs for file in files_to_record]
-    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, names, inputs, shapes))
+    return Rows(encoded, columns, RowHeaders(np.array(is_missing), ids, names, inputs, shapes))
 
 
 def _column_text(name: str, part: Tensor) -> str:

@@ -181,6 +181,7 @@ class Layout(BatchLayout):
         """Number of channels of the decoded images. If they are decoded as stored, the number is the same in all files."""
         if options.channels == "labels":
             self.channels = 1
+        # Otherwise the type of the first image: ``problems`` allows no images of several types.
         self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
         is_jpeg = is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(is_jpeg, _scales(stored.min(1), options.min_side), 1)

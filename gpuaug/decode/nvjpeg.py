@@ -30,8 +30,8 @@ from gpuaug.decode.nvjpeg_loops import CALL, IMAGE_INFO, NAMES, OTHER_SIZE, loop
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """Backends of nvJPEG (``NVJPEG_BACKEND_…``), which differ in where a JPEG is decoded.
 
-``HYBRID``: the host reads the Huffman codes, and the card does the rest. ``GPU_HYBRID``: the host only prepares the file, and
-the card also reads the Huffman codes; baseline JPEGs only. ``HARDWARE``: the JPEG engines decode the whole file.
+``HYBRID``: the host reads the Huffman codes, and the card computes the pixels. ``GPU_HYBRID``: the host only prepares the
+file, and the card also reads the Huffman codes; baseline JPEGs only. ``HARDWARE``: the JPEG engines decode the whole file.
 """
 
 FLAGS = 1 << 5
@@ -311,7 +311,7 @@ class PhasedDecoder(Library):
         Args:
             pinned_bytes: Size of the page-locked memory. If the memory is too small for an image, nvJPEG enlarges it, and then
                 waits for all work of the device.
-            device_bytes: Size of the device memory, which nvJPEG enlarges likewise.
+            device_bytes: Size of the device memory, which nvJPEG enlarges in the same way.
 
         Raises:
             NvJpegError: If the state cannot be created. The objects that were created for the state are destroyed.
@@ -348,7 +348,7 @@ class PhasedDecoder(Library):
         """Run the host phase of images: with ``HYBRID``, read their Huffman codes; with ``GPU_HYBRID``, only prepare the files.
 
         Args:
-            states: One state per image, in use by no other image. The states may be of decoders of either backend. The card
+            states: One state per image, in use by no other image. The states may belong to decoders of both backends. The card
                 phase of the previous image of each state must have ended on the GPU.
             files: (n,) records of ``FILE``.
 
@@ -401,7 +401,7 @@ _thread = threading.local()
 
 
 def enter(device: torch.device) -> None:
-    """Prepare this thread for CUDA calls on ``device``, of nvJPEG and others, even while a thread captures a CUDA graph."""
+    """Prepare this thread for CUDA calls of any library on ``device``, even while another thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
         _relax_capture()

@@ -1,8 +1,9 @@
 """``DecodeStage``: decode images and clips onto the device, ahead of the other stages.
 
 The stage holds the user's arguments. ``BoundDecode`` runs it on the *lanes* of a loader, which are CUDA streams with a name,
-and submits a ``Decoding`` per batch. The batch then has a placeholder for each ``Encoded`` member, until the loader collects
-the decoded images.
+and *submits* a ``Decoding`` per batch: it begins on background threads. The batch then has a placeholder for each ``Encoded``
+member (entry of the batch), until the loader *collects* the decoded images. A *window* is the part of an image that the next
+stage reads.
 """
 
 from collections import Counter
@@ -306,7 +307,7 @@ class BoundDecode(BoundStage):
 
         Args:
             batch: Host batch.
-            iterator_state: Objects of one iterator, by name of the stage. The stage stores its threads there.
+            iterator_state: Name of a stage → object that the stage keeps for one iterator: here its threads (``Pools``).
             position: Seed, epoch, rank and index of the batch, on which the crops depend.
             stages: All stages of the loader, in order.
 
@@ -330,9 +331,9 @@ class BoundDecode(BoundStage):
             )
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
-        decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
-        earlier = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
-        self._hints.check(batch, decoded, earlier, self.other_selections)
+        own_members = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
+        earlier_members = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
+        self._hints.check(batch, own_members, earlier_members, self.other_selections)
         readers = self._readers(batch, stages)
         windows = [partial(self._windows, member, batch, position, readers.get(id(member))) for member in encoded]
         decoding = Decoding(

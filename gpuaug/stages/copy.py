@@ -118,10 +118,10 @@ class Copier:
             cls = type(leaf)
             if cls not in self._takes_non_blocking:
                 self._takes_non_blocking[cls] = _accepts_non_blocking(leaf.to)
-            asynchronous = self._non_blocking and self._takes_non_blocking[cls]
+            is_asynchronous = self._non_blocking and self._takes_non_blocking[cls]
             # A copy, because the ``to`` of a mapping may change the mapping in place, and the user's loader may use it again.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
-            moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
+            moved = mover.to(self._device, non_blocking=True) if is_asynchronous else mover.to(self._device)
             if moved is None:
                 raise ArgumentTypeError(
                     f"The to(device) method of {cls.__name__}, a member of the batch, must return the moved object, got None. "

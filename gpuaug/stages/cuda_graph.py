@@ -334,8 +334,8 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
     # ``torch._dynamo`` is not imported here, which takes a second: if no other code has imported it, no module is compiled.
     dynamo: Any = sys.modules.get("torch._dynamo")
     for name, module in encoder.named_modules():
-        compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+        is_compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may run from its own CUDA graphs"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         has_user_hook = any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS_HOOK_MODULES) for hook in hooks)

@@ -1,6 +1,6 @@
 """*Definition* of a stage: text of the arguments of the stage and of its transform or encoder.
 
-Checkpoints store definitions. When a loader is resumed, they are compared with those of its stages.
+Checkpoints store definitions. When a loader is resumed, they are compared with the definitions of its stages.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def _arguments_text(stage: Stage) -> str:
 
 
 def arguments(stage: Stage) -> dict[str, Any]:
-    """Return name → value of the arguments that were passed to a stage, except those that do not change batches.
+    """Return name → value of the arguments that were passed to a stage, except arguments that do not change batches.
 
     The names of stages and of decoders are omitted, too: they are other entries of a checkpoint.
     """
@@ -236,7 +236,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def without_ignored(value: Any, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of ``value`` without those that change during a run or do not depend on an argument."""
+    """Return the attributes of ``value`` without attributes that change during a run or depend on no argument."""
     is_of_kornia = any(base.__module__.startswith("kornia.") for base in type(value).__mro__)
     return {
         name: attribute

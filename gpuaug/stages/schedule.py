@@ -50,7 +50,7 @@ def until(epoch: int, first: Any, then: Any) -> Stage:
 def schedule(make: Callable[[Any], Any], values: Mapping[int, Any]) -> Stage:
     """Return a stage that changes with the epoch: from each epoch in ``values`` on, it is ``make(value)``.
 
-    In every epoch, batches equal those of a loader with the stage of this epoch in place of the schedule, bit for bit. The
+    In every epoch, batches equal the batches of a loader with this epoch's stage in place of the schedule, bit for bit. The
     epoch is the loader's: ``set_epoch`` and ``load_state_dict`` select the stage. Workers of the wrapped loader have no part.
 
     Args:
@@ -115,7 +115,7 @@ class _Schedule(Stage):
 
     def __init__(self, stages: Mapping[int, Stage], values: Mapping[int, Any]) -> None:
         first = stages[0]
-        # ``on`` and ``into`` of this object have no effect: the loader uses those of the stage for the epoch.
+        # ``on`` and ``into`` of this object have no effect: the loader uses ``on`` and ``into`` of the epoch's stage.
         super().__init__(on=first.selection.on, into=first.selection.into, name=first.name)
         for stage in stages.values():
             if stage.name != first.name:

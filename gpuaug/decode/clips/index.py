@@ -336,11 +336,11 @@ def _filled(stamps: NDArray[np.int64]) -> NDArray[np.int64]:
     Raises:
         VideoError: If no packet has a time stamp.
     """
-    missing = stamps == _NO_STAMP
-    if missing.all():
+    is_missing = stamps == _NO_STAMP
+    if is_missing.all():
         raise VideoError(f"its frames have no time stamps: {CONVERT}")
     filled = stamps.copy()
-    filled[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), stamps[~missing])
+    filled[is_missing] = np.interp(np.flatnonzero(is_missing), np.flatnonzero(~is_missing), stamps[~is_missing])
     return filled
 
 

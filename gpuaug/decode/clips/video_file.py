@@ -30,8 +30,8 @@ class Videos:
     """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos that are idle.
 
     A video is idle if no thread is using it. A forked process does not use the open videos of its parent, because the files of
-    both processes share one read position. It does not close these videos either, because that may wait for threads of the
-    parent's decoders.
+    both processes share one read position. It does not close these videos either, because closing may wait for threads
+    of the parent's decoders.
     """
 
     def __init__(self) -> None:

@@ -138,7 +138,7 @@ def _find_on_card(
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
 ) -> FileDecoder | Absence:
-    """Return the decoder of a device: the one that exists, or a new one by ``create(decoder_type, device)``.
+    """Return the decoder of a device: an existing decoder, or a new one by ``create(decoder_type, device)``.
 
     Returns:
         The decoder, or the reason why it cannot be created. The next call then tries again.

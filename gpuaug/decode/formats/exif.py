@@ -61,7 +61,7 @@ def valid_orientation(value: Any) -> int:
 
 
 def is_tiff(prefix: bytes) -> bool:
-    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads: four valid signatures, and two others."""
+    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads: four are valid, and two are not."""
     return prefix[:4] in (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 
 

@@ -57,7 +57,7 @@ class Tags(NamedTuple):
     is_plain: bool
     """Whether the values in the file need no conversion: RGB, or grey with black as 0."""
     is_planar: bool
-    """Whether bands are stored one after the other, not interleaved."""
+    """Whether each band is stored as a plane, not interleaved with the other bands."""
     pages: tuple[int, ...]
     """Indices of the pages that are bands of the image: the first page, and all other pages except overviews and masks.
 
