@@ -61,9 +61,9 @@ def host_states() -> tuple[Any, ...]:
 def device_generator(device: torch.device) -> GlobalGenerator | None:
     """Return the global generator of an accelerator; ``None`` for the CPU.
 
-    On a CUDA device the state object is replaced, not the values in it. So a CUDA graph that is captured within the stage uses
-    the private state: replays draw from the private state, and a failed capture does not change the state from which the user
-    draws. On other accelerators the state is copied.
+    On a CUDA device, the state object of the generator is replaced, and its values stay unchanged. So a CUDA graph that is
+    captured within the stage uses the private state: replays draw from the private state, and a failed capture does not change
+    the state from which the user draws. On other accelerators the state is copied.
     """
     if device.type == "cpu":
         return None

@@ -1,8 +1,8 @@
 """Packing of target dicts into one tensor per key, for the transfer from a worker to the device, and for fused stages.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. A *column* is the values of one key in a list of
-target dicts. It is *packed* if its tensors are concatenated into one flat tensor (``targets.py``). Rows, such as boxes, are
-*pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
+target dicts. A column is *packed* if its tensors are concatenated into one flat tensor (``targets.py``). Rows, such as boxes,
+are *pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,8 +142,8 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
     Args:
         column: The column.
         any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``. Read without ``device``.
-        device: Device on which the tensors must be. They may then have any strides and size, because only their values are
-            needed. Default: the host, where tensors must be contiguous, so that unpacking restores them exactly.
+        device: Device on which the tensors must be. The tensors may then have any strides and size, because only their values
+            are needed. Default: the host, where tensors must be contiguous, so that unpacking restores them exactly.
     """
     is_exact = device is None  # whether unpacking must restore the tensors exactly
     if device is not None:

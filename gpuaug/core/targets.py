@@ -187,8 +187,7 @@ class Column:
 
     def __init__(self, samples: Sequence[int], values: Sequence[Any], name: Any = "") -> None:
         self.samples, self.values, self.name = samples, values, name
-        self.storage = values
-        """Tensors with the data of ``values``: the values themselves, or in a ``FlatColumn`` its flat tensor."""
+        self.storage = values  # tensors with the data of ``values``; in a ``FlatColumn`` only the flat tensor
         self.types = set(map(type, values))
         """Set of the classes of the values."""
 
@@ -207,8 +206,7 @@ class Column:
             row_shape = joined.shape[1:]
             row_numel = row_shape.numel()
             sizes = list(map(Tensor.numel, self.values))
-            # torch.cat raises an error if row shapes differ, but accepts tensors (0,) beside tensors of any shape. So the
-            # shapes of empty tensors are checked separately.
+            # torch.cat checks row shapes, but accepts tensors (0,) beside any others: empty tensors are checked separately.
             empty = [value for value, size in zip(self.values, sizes, strict=True) if not size] if 0 in sizes else []
             if row_numel and joined.layout is torch.strided and all(_shape(value)[1:] == row_shape for value in empty):
                 self.joined = joined

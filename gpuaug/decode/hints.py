@@ -119,8 +119,8 @@ class Hints:
                 if len(image.orientations) != len(mask.orientations):
                     continue
                 problems = image.headers.problems.keys() | mask.headers.problems.keys()
-                # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes.
-                # This does not hold for square images.
+                # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes, and
+                # is an error elsewhere. Square images keep their size.
                 keeps_size = ((image.orientations > 4) == (mask.orientations > 4)) | image.is_square
                 is_different = (image.orientations != mask.orientations) & keeps_size
                 different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]

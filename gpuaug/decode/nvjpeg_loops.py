@@ -167,7 +167,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             file: Any = files[index]
             handle, decoder, state = states[index, 0], states[index, 1], states[index, 2]
             parameters, parsed_file = states[index, 3], states[index, 4]
-            # nvjpegJpegStreamParse
+            # nvjpegJpegStreamParse. The zeros: no copies of the metadata and of the file are kept.
             status = call_unlocked(functions[2], (handle, file["address"], file["length"], 0, 0, parsed_file)) & LOW
             if status == 0:
                 found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field

@@ -133,8 +133,7 @@ class FeatureStage(Stage):
         self.autocast = autocast
         self.memory_format = memory_format
         self.graph_bytes = graph_bytes
-        self.captures = capture == "auto"
-        """Whether batches may run from CUDA graphs."""
+        self.captures = capture == "auto"  # whether batches may run from CUDA graphs
         self.cache = cache
         self._bound_features: WeakSet[_BoundFeature] = WeakSet()
         """The bound stages of the loaders that exist."""

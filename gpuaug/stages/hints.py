@@ -278,10 +278,10 @@ class TargetSearch:
         elif name in _TARGET_DATA_KEYS and self._has_numbers(value, name):
             yield _Target(name, name, value)
         elif batches.is_container(value) and not isinstance(value, Ragged):
-            by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
-            inner_per_image = per_image or (by_index and len(value) == self._batch_size)
+            is_by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
+            inner_per_image = per_image or (is_by_index and len(value) == self._batch_size)
             for inner in batches.member_names(value):
-                inner_name = name if by_index else inner
+                inner_name = name if is_by_index else inner
                 yield from self.targets(batches.member(value, inner), inner_name, per_image=inner_per_image)
 
     def _has_numbers(self, value: Any, name: str) -> bool:

@@ -119,8 +119,8 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 content = nal.with_start_codes(memoryview(packet), index.length_size)
                 rank, is_visible = int(ranks[number]), bool(index.packets.has_visible_frame[number])
                 # Frames after a key frame that are displayed before it may be predicted from frames before the key frame, and
-                # no frame that is displayed after the key frame is predicted from them. They are omitted, except from packet 0,
-                # where PyAV shows them, and from MPEG-4, whose packets may hold the data of the next packet.
+                # no frame that is displayed after the key frame is predicted from such frames. Such frames are omitted, except
+                # after packet 0, where PyAV shows them, and in MPEG-4, whose packets may hold the data of the next packet.
                 if rank < ranks[first] and not (is_visible and (first == 0 or codec == "mpeg4")):
                     continue
                 if is_visible and rank not in selected_ranks and not nal.is_reference(codec, content):

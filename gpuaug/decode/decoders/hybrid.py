@@ -384,9 +384,9 @@ def _backends(headers: NDArray[np.void]) -> NDArray[np.int64]:
 
     ``headers``: (n,) records of ``HEADER``.
     """
-    on_card = headers["format"] == Format.JPEG
-    on_card &= headers["height"].astype(np.int64) * headers["width"] >= CARD_HUFFMAN_PIXELS
-    return np.where(on_card, nvjpeg.GPU_HYBRID, nvjpeg.HYBRID)
+    reads_on_card = headers["format"] == Format.JPEG
+    reads_on_card &= headers["height"].astype(np.int64) * headers["width"] >= CARD_HUFFMAN_PIXELS
+    return np.where(reads_on_card, nvjpeg.GPU_HYBRID, nvjpeg.HYBRID)
 
 
 def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:

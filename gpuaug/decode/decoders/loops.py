@@ -223,10 +223,11 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         words[10] = file
         words[11] = job["length"]
         iterator = np.int64(words.ctypes.data)
-        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))  # + 80: address of ``words[10]``
+        # + 80: address of ``words[10]``. The zeros: the file must be complete, and its state is not stored.
+        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
         decoded: bool = (
             demuxer != 0
-            and call(get_frame, (demuxer, 1, iterator)) & LOW != 0
+            and call(get_frame, (demuxer, 1, iterator)) & LOW != 0  # frames are numbered from 1
             and words[2] == job["width"] | job["height"] << 32
             and call_unlocked(decode_rgb, (words[5], words[6], buffer, size, 3 * job["width"])) != 0
         )

@@ -46,6 +46,7 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
         bands = len(image.getbands())
         stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
         label_max = _label_max(image, bits)
+        # 0: no chroma subsampling of a JPEG.
         return Header(height, width, bands, stored_channels, Format.OTHER, 0, orientation_, label_max=label_max)
     except Exception as error:  # a plugin may raise anything
         return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])

@@ -173,6 +173,7 @@ def _header_of(tags: Tags) -> Header:
     type_ = SAMPLE_TYPES.index(tags.type)
     label_max = 255 if tags.samples == len(tags.pages) == 1 else 0
     stored_channels = _stored_channels(tags)
+    # 0: no chroma subsampling of a JPEG.
     return Header(tags.height, tags.width, tags.samples, stored_channels, Format.DEEP, 0, tags.orientation, type_, label_max)
 
 

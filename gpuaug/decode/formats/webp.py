@@ -65,7 +65,7 @@ def _parse(data: memoryview) -> Header:
         elif chunk_type == b"XMP " and flags & _WEBP_XMP and not xmp:
             xmp = bytes(content)
     bands = 4 if has_alpha else 3
-    return Header(height, width, bands, bands, Format.WEBP, 0, orientation(exif, xmp))
+    return Header(height, width, bands, bands, Format.WEBP, 0, orientation(exif, xmp))  # 0: no chroma subsampling of a JPEG
 
 
 FORMAT = ImageFormat(("WEBP",), lambda prefix: prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP", _parse)
