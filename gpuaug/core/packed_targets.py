@@ -3,6 +3,7 @@
 A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. A *column* is the values of one key in a list of
 target dicts. A column is *packed* if its tensors are concatenated into one flat tensor (``targets.py``). Rows, such as boxes,
 are *pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
+A *leaf* is a value of a batch that is no container, such as a tensor.
 """
 
 from collections.abc import Callable, Sequence

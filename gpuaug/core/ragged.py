@@ -1,4 +1,8 @@
-"""Images of different sizes in one flat buffer. The images may be *windows*: the parts that a stage reads of larger images."""
+"""Images of different sizes in one flat buffer. The images may be *windows*: the parts that a stage reads of larger images.
+
+A *stage* is work on a batch on the device. A *fused* stage runs a pipeline of ``gpuaug.fuse``. A *clip* is a number of frames
+of a video.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,9 @@
 """Decoding of batches on background threads, with several decoders at once. The header of a file alone selects its decoder.
 
 A *lane* is a CUDA stream with a name. Without CUDA, it is an object with the same methods, whose work runs *in line*, that is,
-when it is called. A *card* is a GPU. *Engines* are the JPEG decoding hardware of a card.
+when it is called. A *card* is a GPU. *Engines* are the JPEG decoding hardware of a card. A *member* is an entry of a batch;
+each member of encoded images or clips has a ``Work``, with its buffers. *Staging* memory is host memory for images that the CPU
+decodes, from which they are copied to the device.
 
 A call to the engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never wait for
 the interpreter. Other threads prepare batches.

@@ -2,6 +2,7 @@
 
 A batch holds a *window* of each image: the part that the next stage reads, or the whole image. An *upright* image is rotated as
 its EXIF orientation requires. A *card* is a GPU. *Labels* are class indices in a grey or palette image, such as a mask.
+Images are decoded *as stored* if they keep the channels and the type in their files.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -3,7 +3,8 @@
 Numba compiles the loops if it is installed. A thread then takes the interpreter's lock once per loop. With one call from Python
 per image, threads waited for the lock: of 16 cores, 10 were busy.
 
-The *host phase* of an image runs on a CPU thread; then its *card phase* is queued on a CUDA stream.
+The *host phase* of an image runs on a CPU thread; then its *card phase* is queued on a CUDA stream of the GPU (*card*). The
+*JPEG engines* are the JPEG decoding hardware of some GPUs. A *window* is the part of an image that is decoded.
 """
 
 from collections.abc import Callable

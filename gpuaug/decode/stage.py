@@ -3,7 +3,7 @@
 The stage holds the user's arguments. ``BoundDecode`` runs it on the *lanes* of a loader, which are CUDA streams with a name,
 and *submits* a ``Decoding`` per batch: it begins on background threads. The batch then has a placeholder for each ``Encoded``
 member (entry of the batch), until the loader *collects* the decoded images. A *window* is the part of an image that the next
-stage reads.
+stage reads. A *card* is a GPU.
 """
 
 from collections import Counter

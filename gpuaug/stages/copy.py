@@ -1,8 +1,8 @@
 """Copy of a batch from the host to the device: small tensors are packed into one copy, others are copied one by one.
 
-A *leaf* is a value in a batch that is not a container, such as a tensor. *Target dicts* are annotations, one dict per image;
-``PackedTargets`` holds them as one tensor per key. *Pageable* memory is host memory that is not page-locked: the host waits for
-copies from it.
+A *member* is an entry of a batch, and a *leaf* a member that is not a container, such as a tensor. *Target dicts* are
+annotations, one dict per image; ``PackedTargets`` holds them as one tensor per key. *Pageable* memory is host memory that is
+not page-locked: the host waits for copies from it.
 """
 
 import copy

@@ -5,6 +5,7 @@ inputs, arithmetic settings of torch, and weight addresses, which determine the 
 graph if its signature has occurred earlier in the same iterator of the loader, and the graph fits into the memory limit.
 Otherwise the batch runs *eager*: its kernels are launched one by one, as for a smaller last batch of an epoch. The choice
 depends only on the sequence of batches, so it is the same for every ``depth`` (number of batches that are launched ahead).
+A *leaf* is a value of a result that is not a container, such as a tensor.
 """
 
 import gc

@@ -1,4 +1,7 @@
-"""Frozen encoders of a ``FeatureStage``: their modules and names, and their call, which returns a part of their result."""
+"""Frozen encoders of a ``FeatureStage``: their modules and names, and their call, which returns a part of their result.
+
+A *leaf* is a value in a result or input that is not a container, such as a tensor.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,7 @@
 """``FeatureStage``: a stage that runs a frozen encoder, or several (*branches*), each on a separate *lane* (CUDA stream).
 
 An encoder runs from a CUDA graph, or *eager*: its kernels are launched one by one. A *bound* stage is a stage in one loader.
+A *member* is an entry of a batch.
 """
 
 import warnings

@@ -2,7 +2,8 @@
 
 It finds the *parts* of the transform (modules and functions within it) that move or mix pixels, and the values of the batch
 that the transform may change. Other targets or labels then no longer match the images. *Members* are the entries of a batch.
-*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints. *Target dicts* are targets
+in one dict per image. A *data key* is Kornia's name for a type of input of a transform, such as ``"mask"``.
 """
 
 import re

@@ -42,7 +42,10 @@ def fit(needs: Sequence[MemoryNeed], max_bytes: int) -> bool:
 
 
 def count_storage_bytes(leaves: Iterable[Any]) -> int:
-    """Return the bytes of the storages of the tensors among ``leaves``. A storage is counted once, and as a whole."""
+    """Return the bytes of the storages of the tensors among ``leaves``. A storage is counted once, and as a whole.
+
+    ``leaves``: values that are not containers.
+    """
     storage_bytes: dict[int, int] = {}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):

@@ -1,7 +1,8 @@
 """Members of a batch that a stage reads (``on``) and writes (``into``).
 
 A *member* is an entry of a batch: an item of a tuple or list, a value of a mapping, or a field of a named tuple or dataclass. A
-*data key* is Kornia's name for a type of input, such as ``"input"`` (images), ``"mask"`` or ``"bbox"``.
+*data key* is Kornia's name for a type of input, such as ``"input"`` (images), ``"mask"`` or ``"bbox"``. A *leaf* is a batch
+without members, such as a tensor; here also a ``Ragged`` or an ``Encoded``.
 """
 
 import dataclasses

@@ -1,6 +1,8 @@
 """Buffer offset and decoder of each clip in a batch, and the conversion of decoded frames to RGB.
 
-The video engines of a card write frames in the format NV12: H lines of luma, then H/2 lines with blue and red chroma in turn.
+A *clip* is a number of selected frames of a video, and its *packets* (encoded frames). An *upright* frame is rotated as its
+EXIF orientation requires. The video engines of a card (decoding hardware of a GPU) write frames in the format NV12: H lines of
+luma, then H/2 lines with blue and red chroma in turn.
 """
 
 import itertools

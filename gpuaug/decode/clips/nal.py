@@ -1,8 +1,8 @@
 """NAL units, the parts of packets of H.264 and HEVC: conversion of their format, key frames, and frames that others refer to.
 
-MP4 and Matroska store the length of each NAL unit before the unit. The alternative is a start code before each unit (Annex B of
-the standards). The video engines of a card support start codes only, and libavcodec supports both, so clips are packed with
-start codes.
+A *packet* is a unit of coded data, usually of one frame. MP4 and Matroska store the length of each NAL unit before the unit.
+The alternative is a start code before each unit (Annex B of the standards). The video engines of a GPU support start codes
+only, and libavcodec supports both, so clips are packed with start codes.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Packing of encoded clips into one buffer: per clip, the codec's parameter sets and the packets to decode.
 
-A *packet* is a unit of coded data, usually of one frame. *Display rank*: a number per packet that ascends in the order in which
-frames are displayed (``Packets.display_rank``).
+A *clip* is a number of selected frames of a video, and the packets from which these are decoded. A *packet* is a unit of coded
+data, usually of one frame. *Display rank*: a number per packet that ascends in the order in which frames are displayed
+(``Packets.display_rank``). A *member* is an entry of a batch.
 """
 
 from collections.abc import Sequence

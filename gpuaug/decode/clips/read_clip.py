@@ -1,4 +1,7 @@
-"""``read_clip``: selection of frames of a video for a batch."""
+"""``read_clip``: selection of frames of a video for a batch.
+
+A *clip* is a number of selected frames of a video. A *sample* is an element of the dataset, and a *member* a value within it.
+"""
 
 import math
 import os

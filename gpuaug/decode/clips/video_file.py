@@ -1,4 +1,7 @@
-"""Videos in worker processes: cache of open files, and the packets of a clip."""
+"""Videos in worker processes: cache of open files, and the packets of a clip.
+
+A *packet* is a unit of coded data, usually of one frame. A *clip* is a number of selected frames of a video.
+"""
 
 import itertools
 import os

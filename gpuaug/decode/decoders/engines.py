@@ -1,7 +1,8 @@
 """Decoding of baseline JPEGs by the JPEG engines (decoding hardware) of a data-centre GPU (*card*).
 
 One call per batch and chroma subsampling decodes all files with this subsampling, of all members of the batch. A *window* is
-the part of an image that is decoded.
+the part of an image that is decoded. A *member* is an entry of the batch: images that were collated together. A *group* is the
+files of one chroma subsampling, or grey files. A *lane* is a CUDA stream.
 """
 
 import threading

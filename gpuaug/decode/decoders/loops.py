@@ -77,9 +77,9 @@ class Loops:
             selected[indices] = layout.orientations[indices] == 1
         is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
         is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
-        masks = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
-        # (loop, (B,) mask of its images) for each loop that has images and can run here.
-        self._loops = [(decode_jobs, mask) for loop, mask in masks if mask.any() and (decode_jobs := loop()) is not None]
+        makers = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
+        # (loop, (B,) mask of its images) for each loop that has images and can run here. Only such a loop is made and compiled.
+        self._loops = [(decode_jobs, mask) for maker, mask in makers if mask.any() and (decode_jobs := maker()) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._loops)

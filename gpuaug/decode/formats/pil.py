@@ -1,4 +1,7 @@
-"""Headers of files that PIL opens, without decoding them."""
+"""Headers of files that PIL opens, without decoding them.
+
+A *band* is a channel of an image, in the terms of PIL.
+"""
 
 import io
 from typing import Any

@@ -1,4 +1,8 @@
-"""PNG: parser of the chunks."""
+"""PNG: parser of the chunks.
+
+Files are decoded *as stored* if pixels keep the channels and the type in the file. A *label* is a class index, a value of a
+grey or palette image.
+"""
 
 import re
 import zlib

@@ -1,4 +1,7 @@
-"""TIFF: parser of the tags, which finds the pages that are bands of one image."""
+"""TIFF: parser of the tags, which finds the pages that are bands of one image.
+
+A *band* is a channel of an image, and a *page* is one of the images in a TIFF. Pages may be bands of one image.
+"""
 
 from typing import Any, NamedTuple
 

@@ -64,7 +64,7 @@ def _parse(data: memoryview) -> Header:
             exif = bytes(content)
         elif chunk_type == b"XMP " and flags & _WEBP_XMP and not xmp:
             xmp = bytes(content)
-    bands = 4 if has_alpha else 3
+    bands = 4 if has_alpha else 3  # channels
     return Header(height, width, bands, bands, Format.WEBP, 0, orientation(exif, xmp))  # 0: no chroma subsampling of a JPEG
 
 
