@@ -454,6 +454,7 @@ class PackedTargets:
         """Return key → column, packed or not."""
         others = {name: Column([*values], [*values.values()], name) for name, values in self.others.items()}
         moved = {**self.columns(), **others}  # columns whose values are not in ``layout.records``
+        # The function ``columns`` of this file finds the other columns.
         return moved if moved.keys() >= set(self.layout.keys) else {**columns(self.layout.records), **moved}
 
     def with_columns(self, columns: Iterable[FlatColumn], pending: PendingRows | None = None) -> "PackedTargets":

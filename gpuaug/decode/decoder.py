@@ -41,7 +41,7 @@ from gpuaug.decode.work import HostMemoryError, Work, allocate_pixels
 
 
 class Decoder:
-    """Decode batches on the lanes of one loader.
+    """Decode batches on the lanes of one loader, by its ``FileDecoder``s: the decoders of image files and clips.
 
     Args:
         name: Name of the stage.

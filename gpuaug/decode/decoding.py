@@ -117,8 +117,8 @@ class Decoding:
         self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
         self._problems: dict[int, _Problem] = {}
         """Index of each sample that this ``Decoding`` cannot decode → description of the sample and its problem."""
-        # One dict for all decodings: a problem of a later decoding also makes the earlier decodings decode another sample. A
-        # list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
+        # These decodings share one dict: a problem of a later decoding also makes the earlier decodings decode another sample.
+        # A list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
         self._all_problems: dict[int, _Problem] = self._earlier[0]._all_problems if self._earlier else {}
         """Like ``_problems``, for all decodings whose samples are replaced together: this one and ``_earlier``."""
         self.replaced_samples: Set[int] = set()

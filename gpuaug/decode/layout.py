@@ -278,7 +278,7 @@ class Layout(BatchLayout):
             Up to six launches per image that needs postprocessing.
         """
         for index in np.flatnonzero(self.needs_postprocessing).tolist():
-            assert raw is not None
+            assert raw is not None  # allocated if at least one image needs postprocessing
             (height, width), start = self.stored[index].tolist(), int(self.raw_starts[index])
             image = raw[start : start + height * width * self.channels].view(height, width, self.channels)
             scale = int(self.scales[index])

@@ -137,7 +137,7 @@ class Library:
 
     def __init__(self) -> None:
         path = find_library()
-        assert path is not None
+        assert path is not None  # ``registry.py`` has checked that nvJPEG is installed
         self._library = ctypes.CDLL(path)
         self._handle = c_void_p()
 

@@ -233,7 +233,7 @@ class DecodeStage(Stage):
                 lanes.wait_for_consumers(consumer, consumer.record_event())
                 # Seed, epoch, rank and batch are 0: they would affect only crops, and no stage follows.
                 batch, pending = bound.submit(encoded, iterator_state, Position(0, 0, 0, 0), ())
-                assert pending is not None
+                assert pending is not None  # ``None`` is only for stages without work on other threads
                 result: Ragged | Tensor = pending.collect(batch).to(lanes.device)
                 ready = lanes.copy.record_event()
             consumer.wait(ready)

@@ -305,7 +305,7 @@ class GraphRunner:
 
         In capture mode, the allocator never reuses blocks for which ``record_stream`` was called.
         """
-        assert self._pool is not None
+        assert self._pool is not None  # ``_capture`` has created it
         device = torch.cuda.current_device()
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)

@@ -109,7 +109,7 @@ class EncoderCall:
     def module(self) -> nn.Module:
         """The module that the encoder calls."""
         module = module_of(self.encoder)
-        assert module is not None
+        assert module is not None  # the stage has checked the encoder by ``is_encoder``
         return module
 
     def __call__(self, *values: Any) -> Any:

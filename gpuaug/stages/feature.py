@@ -332,7 +332,7 @@ class _BoundFeature(BoundStage):
     def encoder_runs(self) -> EncoderRuns:
         """Return the numbers of captures, replays and eager runs since the last call."""
         runs = [branch.encoder_runs() for branch in self._branches.values()]
-        return EncoderRuns(*map(sum, zip(*runs, strict=True)))
+        return EncoderRuns(*map(sum, zip(*runs, strict=True)))  # sum per field
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         hints.refuse_encoded(values)

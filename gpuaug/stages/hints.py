@@ -26,10 +26,10 @@ from gpuaug.stages.first_call import FirstCall, target_dicts
 from gpuaug.stages.selection import Selection
 
 _MASK_DATA_KEYS = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
-"""Usual names of masks in a batch, among them Kornia's data keys → data key."""
+"""Usual names of masks in a batch, among them Kornia's data keys → data key: ``masks`` and ``mask`` → ``mask``."""
 
 _TARGET_DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_DATA_KEYS}
-"""Usual names of targets in a batch → data key."""
+"""Usual names of targets in a batch → data key, such as ``boxes`` → ``bbox_xyxy``."""
 
 
 def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Selection] = ()) -> None:

@@ -182,6 +182,7 @@ class _BoundSchedule(BoundStage):
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that all stages of the schedule hold."""
+        # Sum per field.
         return HeldBytes(*map(sum, zip(*(bound.held_bytes() for bound in self._bound_stages.values()), strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:

@@ -154,9 +154,10 @@ class Index(NamedTuple):
             frame_packets: (T,) packet indices of the frames.
         """
         keys, rank = self.packets.keys, self.packets.display_rank
-        # (index into ``keys`` of the last key frame from which the frame can be decoded, packet index of the frame).
+        # Per frame: (index into ``keys`` of the last key frame from which the frame can be decoded, packet index of the frame).
         key_of_frames: list[tuple[int, int]] = []
         for packet in np.unique(frame_packets).tolist():
+            # ``initial=0``: if no key frame is usable, packet 0, the first of ``keys``.
             usable = np.flatnonzero((keys <= packet) & (rank[keys] <= rank[packet]))
             key_of_frames.append((int(usable.max(initial=0)), packet))
         # Packets without a visible frame belong to the packet before them: they may hold the second field of its frame. So a

@@ -121,7 +121,7 @@ class NvDec(FileDecoder):
 
     def _decode_clip(self, work: Work[ClipLayout], index: int, info: ClipInfo, lane: Lane) -> str:
         """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
-        assert work.raw is not None
+        assert work.raw is not None  # allocated if the card decodes at least one clip of the batch
         key = SessionKey(info.stream.codec, info.stream.height, info.stream.width)
         try:
             session = self.sessions.take(key, lane)
