@@ -65,14 +65,14 @@ def is_tiff(prefix: bytes) -> bool:
     return prefix[:4] in (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 
 
-def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
+def pages(data: memoryview, limits: dict[int, int]) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
     """Yield (tag number → values, number of tags) of each page. A page that cannot be read has no tags, and is the last.
 
     If the pages form a loop, the iterator does not end.
 
     Args:
         data: (bytes,) TIFF structure.
-        counts: Number of each tag that is read → maximum number of values to read; 0 to yield the number of values instead.
+        limits: Number of each tag that is read → maximum number of values to read; 0 to yield the number of values instead.
 
     Raises:
         LimitError: If the data do not begin like a TIFF; if a page has too many tags or bytes, or repeats a tag, or a tag has a
@@ -95,7 +95,7 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
             (count,) = struct.unpack_from(order + count_format, data, directory)
             start = directory + struct.calcsize(order + count_format)
             position = start + count * entry_size
-            values = _page(data, order, word, start, entry_size, inline_bytes, count, counts)
+            values = _page(data, order, word, start, entry_size, inline_bytes, count, limits)
         except (struct.error, IndexError, OverflowError):  # the file ends
             yield {}, 0
             return
@@ -103,13 +103,13 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
 
 
 def _page(
-    data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int, counts: dict[int, int]
+    data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int, limits: dict[int, int]
 ) -> dict[int, tuple[Any, ...]]:
     """Return tag number → values, for the ``count`` tags of a page, whose first entry is at offset ``start``.
 
     An entry has the number of the tag, the type of its values, their number, and the values, or, if these have more than
     ``inline_bytes``, the offset of the values. ``order``, ``word``: ``struct`` formats of the byte order and of
-    offsets. ``counts``: see ``pages``.
+    offsets. ``limits``: see ``pages``.
 
     Raises:
         struct.error, IndexError, OverflowError: If the file ends before the values.
@@ -125,7 +125,7 @@ def _page(
         total_bytes += size if size <= len(data) else 0  # PIL and libtiff skip a value longer than the file
         if total_bytes > MAX_METADATA_BYTES:
             raise LimitError(f"its tags have more than {MAX_METADATA_BYTES} bytes, which is the limit")
-        if tag not in counts or not value_count:
+        if tag not in limits or not value_count:
             continue
         value_position = position + entry_size - inline_bytes
         if size > inline_bytes:
@@ -138,10 +138,10 @@ def _page(
             raise LimitError(f"its tag {tag} is repeated")
         if type_ not in _STRUCT_FORMATS:
             raise LimitError(f"its tag {tag} has type {type_}, which is no integer")
-        if not counts[tag]:
+        if not limits[tag]:
             values_of[tag] = (value_count,)
             continue
-        count_read = min(value_count, counts[tag])
+        count_read = min(value_count, limits[tag])
         values_of[tag] = struct.unpack_from(f"{order}{count_read}{_STRUCT_FORMATS[type_]}", data, value_position)
     return values_of
 

@@ -221,12 +221,13 @@ def _decode(file: NDArray[np.uint8], _layout: Layout, info: ImageInfo, buffer: N
     if simplejpeg() is None or info.channels not in (1, 3) or not _fits_simplejpeg(file, info):
         return None
     height, width, channels = buffer.shape
-    size = {"min_height": height, "min_width": width} if info.scale > 1 else {}
+    # simplejpeg downsamples to the smallest size that has at least these sides.
+    size_options = {"min_height": height, "min_width": width} if info.scale > 1 else {}
     try:
         # Without strict=True, simplejpeg reports an error that follows a warning as a warning only, and leaves the buffer
         # unwritten. With strict=True it raises for warnings, too. PIL then decodes the file, and raises only for errors.
         pixels: NDArray[np.uint8] = simplejpeg().decode_jpeg(
-            file.data, "RGB" if channels == 3 else "GRAY", buffer=buffer, strict=True, **size
+            file.data, "RGB" if channels == 3 else "GRAY", buffer=buffer, strict=True, **size_options
         )
     except ValueError:
         return None
