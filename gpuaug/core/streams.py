@@ -210,7 +210,7 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.in_line = device.type != "cuda"
-        self._gpu = -1 if self.in_line else int(device.index)  # index of the GPU; -1 for the function ``current_stream``
+        self._gpu = -1 if self.in_line else int(device.index)  # index of the GPU; -1 if there is none, as in ``current_stream``
         self._urgent_priority = URGENT_PRIORITY
         streams = _Streams()
         idle = _idle[device]
