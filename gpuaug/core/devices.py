@@ -18,7 +18,7 @@ TRITON_FAILURES: dict[torch.device, str] = {}
 
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
-"""Prefixes of the file names of torch, this package, the module ``warnings`` and generated code."""
+"""Prefixes of the file names of torch, this package, the module ``warnings`` and generated code, such as ``<string>``."""
 
 
 def plain_torch_reason(device: torch.device) -> str | None:
@@ -37,7 +37,7 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return ``device``. For ``cuda`` without an index, add the index of the calling thread's current GPU."""
+    """Return ``device``; for ``cuda`` without an index, the calling thread's current GPU."""
     return torch.device("cuda", cuda.current_device()) if device.type == "cuda" and device.index is None else device
 
 
@@ -97,19 +97,19 @@ def host_waits() -> Iterator[list[str]]:
         else:
             show(message, *args, **options)
 
-    mode = cuda.get_sync_debug_mode()
+    mode_before = cuda.get_sync_debug_mode()
     restoring = warnings.catch_warnings()
     try:
         with restoring:
             warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             warnings.showwarning = record
-            if mode == 0:  # a mode that the user has set stays
+            if mode_before == 0:  # off; a mode that the user has set stays
                 cuda.set_sync_debug_mode("warn")
             yield lines
-            cuda.set_sync_debug_mode(mode)
+            cuda.set_sync_debug_mode(mode_before)
     except BaseException:  # including an interrupt while the mode or the warnings were being restored
-        cuda.set_sync_debug_mode(mode)
+        cuda.set_sync_debug_mode(mode_before)
         with suppress(RuntimeError, AttributeError):  # the context manager had not been entered
             restoring.__exit__(None, None, None)
         raise

@@ -1,5 +1,8 @@
 """Batches of undecoded images or clips: the bytes of image files or video packets in one flat buffer, and header fields.
 
+A *member* is an entry of a batch. A *clip* is a number of frames of a video. A *packet* is a unit of the coded data of a video,
+usually one frame.
+
 If the stages of a loader have a feature cache, a batch may have *rows* of the cache in place of images: what these stages have
 computed from each sample. A row has one tensor per *column*: a column is the values of one member of the batch for all samples.
 Names of columns::
@@ -61,7 +64,7 @@ class Format(IntEnum):
     """JPEG of 8 bits that is none of the other formats: several scans, arithmetic coding, SOF1, grey with restart markers, or
     colours other than grey and YCbCr."""
     OTHER = 3
-    """An image of another format, such as GIF."""
+    """An image of another format, such as GIF, or a PNG or TIFF that no other value of this class describes."""
     LOSSLESS_JPEG = 4
     """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg ignores the size and writes the whole image."""
     PROGRESSIVE_JPEG = 5
@@ -106,7 +109,7 @@ HEADER = np.dtype(
 
 
 class Headers:
-    """Header fields of a batch's images, on the host. Not a dataclass, which the functions on batches would take apart.
+    """Header fields of a batch's images, on the host. Not a dataclass: its fields would be members of a batch.
 
     Args:
         table: (B,) records of ``HEADER``.
@@ -180,7 +183,7 @@ CLIP = np.dtype(
         ("start", np.int64),  # offset in the buffer, in bytes, of the clip: parameter sets of the codec, then packets
         ("length", np.int64),  # length of the clip in bytes
         ("extradata_size", np.int32),  # number of bytes of the parameter sets
-        ("packets", np.int64),  # index of the first packet in ClipHeaders.packets
+        ("packets", np.int64),  # index, in ClipHeaders.packets, of the first packet of the clip
         ("packet_count", np.int32),  # number of packets
         ("fits_nvdec", np.bool_),  # whether each packet gives one frame, and a clip of H.264 begins with an IDR frame
         # The fields of decode.clips.index.Stream, in their order:
@@ -298,7 +301,7 @@ class Rows:
     """Rows of a feature cache for the samples of a batch, and encoded images if samples have no row.
 
     Args:
-        encoded: Encoded images of all B samples, also of those with a row; ``None`` if all rows were read.
+        encoded: Encoded images of all B samples, also of samples that have a row; ``None`` if all rows were read.
         columns: Name of a column → (B, …) tensor, in which missing rows have any values; or, if the shape varies, a flat tensor
             of all rows, from which missing rows are absent.
         headers: Description of the rows.

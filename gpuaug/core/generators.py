@@ -30,7 +30,8 @@ def python_generator() -> GlobalGenerator:
 def numpy_generator() -> GlobalGenerator:
     """Return NumPy's global generator, from which the functions of ``numpy.random`` draw.
 
-    It is replaced by a private generator, because setting a state takes longer, and the user's generator need not have a seed.
+    For a stage, it is replaced by a private generator: setting its state would take longer, and the user's generator may be one
+    that cannot be seeded.
     """
     private = np.random.MT19937(0)
 
@@ -46,7 +47,7 @@ def numpy_generator() -> GlobalGenerator:
 
     def seed(key: int) -> None:
         _numpy_random.set_bit_generator(private)
-        _numpy_random.seed((key % 2**32, key >> 32, _NUMPY))
+        _numpy_random.seed((key % 2**32, key >> 32, _NUMPY_SEED_PART))
 
     return GlobalGenerator(save, seed)
 
@@ -60,9 +61,9 @@ def host_states() -> tuple[Any, ...]:
 def device_generator(device: torch.device) -> GlobalGenerator | None:
     """Return the global generator of an accelerator; ``None`` for the CPU.
 
-    On a CUDA device the state object is replaced, not the values in it. So a CUDA graph that is captured within the stage uses
-    the private state: replays draw from the private state, and a failed capture does not change the state from which the user
-    draws. On other accelerators the state is copied.
+    On a CUDA device, the state object of the generator is replaced, and its values stay unchanged. So a CUDA graph that is
+    captured within the stage uses the private state: replays draw from the private state, and a failed capture does not change
+    the state from which the user draws. On other accelerators the state is copied.
     """
     if device.type == "cpu":
         return None
@@ -81,4 +82,4 @@ def device_generator(device: torch.device) -> GlobalGenerator | None:
 
 
 _numpy_random: Any = np.random  # Any: its annotations lack get_bit_generator and set_bit_generator
-_NUMPY = 1  # a part of NumPy's seed, because Python's generator has the same algorithm and would draw the same numbers
+_NUMPY_SEED_PART = 1  # in NumPy's seed only: Python's generator has the same algorithm, and must not draw the same numbers

@@ -1,8 +1,9 @@
 """Packing of target dicts into one tensor per key, for the transfer from a worker to the device, and for fused stages.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. A *column* is the values of one key in a list of
-target dicts. It is *packed* if its tensors are concatenated into one flat tensor (``targets.py``). Rows, such as boxes, are
-*pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
+target dicts. A column is *packed* if its tensors are concatenated into one flat tensor (``targets.py``). Rows, such as boxes,
+are *pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
+A *leaf* is a value of a batch that is no container, such as a tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True
 
     def planned(value: Any) -> Any:
         plan = _planned(value, any_mask_size=any_mask_size) if packs(value) else None
-        count = 0 if plan is None else sum(len(column.lengths) for column in plan.layout.packed)
+        count = 0 if plan is None else sum(len(column.lengths) for column in plan.layout.packed)  # number of packed tensors
         return value if count < MIN_PACKED_TENSORS else plan
 
     def is_selected(value: Any) -> bool:  # values inside of a selected object are not packed
@@ -142,10 +143,10 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
     Args:
         column: The column.
         any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``. Read without ``device``.
-        device: Device on which the tensors must be. They may then have any strides and size, because only their values are
-            needed. Default: the host, where tensors must be contiguous, so that unpacking restores them exactly.
+        device: Device on which the tensors must be. The tensors may then have any strides and size, because only their values
+            are needed. Default: the host, where tensors must be contiguous, so that unpacking restores them exactly.
     """
-    exact = device is None
+    is_exact = device is None  # whether unpacking must restore the tensors exactly
     if device is not None:
         column.join(device)
     if len(column.types) > 1 or not column.are_on(device or _HOST):
@@ -157,10 +158,11 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
     with as_plain_tensors():
         return (
             len(column.dtypes) == 1
+            # ``join`` sets ``joined`` only for dense tensors.
             and ("joined" in vars(column) or set(map(_layout, values)) == {torch.strided})
-            and not (exact and any(any(map(is_lossy, values)) for is_lossy in _LOSSY_COPY_PREDICATES))
-            and (not exact or all(map(Tensor.is_contiguous, values)))
-            and (not exact or any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
+            and not (is_exact and any(any(map(is_lossy, values)) for is_lossy in _LOSSY_COPY_PREDICATES))
+            and (not is_exact or all(map(Tensor.is_contiguous, values)))
+            and (not is_exact or any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
         )
 
 
@@ -193,6 +195,7 @@ def _are_nested_dicts(value: Any) -> bool:
 def packed_targets(targets: Sequence[Any], device: torch.device) -> PackedTargets:
     """Return a list of dicts, or of lists of dicts, as a ``PackedTargets``. Tensors on other devices are not packed."""
     plan = _planned(targets, device=device)
+    # In a plan, each flat tensor is still a ``Column``.
     packed: list[Column] = [*plan.flat]  # type: ignore[list-item]
     flat = [column.joined if column.packed.shapes is None else column.elements for column in packed]
     return PackedTargets(tuple(flat), plan.others, plan.layout)

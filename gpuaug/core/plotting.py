@@ -36,7 +36,7 @@ def drawing(name: str, alternative: str = "", style: Mapping[str, Any] | None = 
 def shortened(text: str, max_length: int) -> str:
     """Return ``text``, with "…" in place of its middle if it has more than ``max_length`` characters.
 
-    The end is kept, because similar names often differ there.
+    The end is kept, because similar names often differ at the end.
     """
     if len(text) <= max_length:
         return text

@@ -1,4 +1,8 @@
-"""Images of different sizes in one flat buffer. The images may be *windows*: the parts that a stage reads of larger images."""
+"""Images of different sizes in one flat buffer. The images may be *windows*: the parts that a stage reads of larger images.
+
+A *stage* is work on a batch on the device. A *fused* stage runs a pipeline of ``gpuaug.fuse``. A *clip* is a number of frames
+of a video.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,12 +29,13 @@ BUFFER_SIZE_RATIO = 1.125
 """Ratio of consecutive sizes of pixel buffers. Batches of similar size get buffers of one size, which the allocator reuses."""
 
 Layout = Literal["hwc", "chw"]
+"""Order of the axes of an image in the buffer: height, width, channels; or channels, height, width."""
 
 
 class Shapes:
-    """Sizes of a batch's images, on the host, because random numbers that depend on the sizes are drawn there.
+    """Sizes of a batch's images. They stay on the host, which draws the random numbers that depend on the sizes.
 
-    Not a dataclass, which the functions on batches would take apart.
+    Not a dataclass: the functions of ``batch.py`` would treat its fields as members of the batch.
 
     Args:
         sizes: (B, 2) heights and widths.
@@ -139,8 +144,8 @@ class Ragged:
         index = whole_number("index", index, "Take images one by one: list(images)[…].", least=None)
         sides = self.shapes.sizes if self.shapes.windows is None else self.shapes.windows[:, 2:]
         height, width = (int(side) for side in sides[index])
-        areas = sides.prod(1) * self.shapes.channels
-        start = int(areas[: range(len(self))[index]].sum())
+        lengths = sides.prod(1) * self.shapes.channels
+        start = int(lengths[: range(len(self))[index]].sum())  # ``range(…)[index]``: the index from the start, also if negative
         flat = self.data[start : start + height * width * self.shapes.channels]
         if self.shapes.layout == "hwc":
             return flat.view(height, width, self.shapes.channels).permute(2, 0, 1)
@@ -191,6 +196,6 @@ class Ragged:
 
 
 def buffer_length(length: int) -> int:
-    """Return the size to allocate for ``length`` bytes: the next power of ``BUFFER_SIZE_RATIO``, in pages of 4096 bytes."""
+    """Return the bytes to allocate for ``length`` bytes: the next power of ``BUFFER_SIZE_RATIO``, in pages of 4096 bytes."""
     power = max(int(BUFFER_SIZE_RATIO ** np.ceil(np.log(max(length, 1)) / np.log(BUFFER_SIZE_RATIO))), length)
     return -(-power // 4096) * 4096

@@ -34,7 +34,7 @@ from gpuaug.core.generators import GlobalGenerator, device_generator, numpy_gene
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
 
-A stage that takes longer is either compiling, or waits for the thread that waits for the stage.
+A stage that takes longer than ``STAGE_WAIT_S`` either compiles, or waits for the thread that waits for the stage (a deadlock).
 """
 
 POLL_S = 0.05
@@ -96,7 +96,7 @@ class GeneratorLock:
 
         Call this method on a thread that is not within a ``with`` block of this module.
         """
-        _local.calls = None
+        _local.call_seeds = None
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             return
         while self.contexts:
@@ -105,7 +105,7 @@ class GeneratorLock:
         while self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.release()
 
-    def draw(self, draw: Callable[[], T]) -> T:
+    def draw(self, function: Callable[[], T]) -> T:
         """Call a function that reads the user's generators, while no other thread is in a stage, and return its result."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
@@ -114,23 +114,23 @@ class GeneratorLock:
                 GpuAugWarning,
                 stacklevel=3,
             )
-            return draw()
+            return function()
         try:
-            return draw()
+            return function()
         finally:
             self._lock.release()
 
-    def draw_unless(self, is_stopped: Callable[[], bool], draw: Callable[[], T]) -> T | None:
+    def draw_unless(self, is_stopped: Callable[[], bool], function: Callable[[], T]) -> T | None:
         """Like ``draw``, but wait as long as a stage may take. Return ``None`` if ``is_stopped()`` becomes true meanwhile."""
         for _ in range(int(STAGE_WAIT_S / POLL_S)):
             if is_stopped():
                 return None
             if self._lock.acquire(timeout=POLL_S):
                 try:
-                    return draw()
+                    return function()
                 finally:
                     self._lock.release()
-        return self.draw(draw)
+        return self.draw(function)
 
     # A fork waits for the end of another thread's stage. Otherwise the generators of the forked process would stay in the state
     # of the stage, and if the stage was drawing, the lock inside a generator would stay locked forever.
@@ -145,7 +145,7 @@ class GeneratorLock:
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        # A new lock also if the forking thread holds the old one, as when a loader starts workers: no worker would release the
+        # A new lock, also if the forking thread holds the old one, as when a loader starts workers: no worker would release the
         # old lock.
         self._lock = threading.RLock()
         if not getattr(self._fork_state, "is_held", False):
@@ -189,7 +189,7 @@ def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
 class CallSeeds:
     """Seeds for the calls of pipelines within one stage at one position, one seed per call.
 
-    Within ``with calls: …``, ``next_seed`` returns these seeds. A stage that draws only from these seeds needs no
+    Within ``with call_seeds: …``, ``next_seed`` returns these seeds. A stage that draws only from these seeds needs no
     ``Generators``.
 
     Args:
@@ -200,34 +200,34 @@ class CallSeeds:
     def __init__(self, position: Position, stage: str) -> None:
         self._position = position
         self._stage = stage
-        self._calls = 0
-        """Number of calls so far."""
+        self._call_count = 0
+        """Number of calls of ``next`` so far."""
         self._outer: CallSeeds | None = None
         """Seeds of the stage that iterates the loader of this stage; ``None`` for most stages."""
 
     def __enter__(self) -> None:
-        self._outer = _local.calls
-        _local.calls = self
+        self._outer = _local.call_seeds
+        _local.call_seeds = self
 
     def __exit__(self, *exc: object) -> None:
-        _local.calls = self._outer
+        _local.call_seeds = self._outer
 
     def next(self) -> int:
         """Return the seed of the next call."""
-        self._calls += 1
-        return self._position.key(f"{self._stage}/{self._calls}")
+        self._call_count += 1
+        return self._position.key(f"{self._stage}/{self._call_count}")
 
     def following(self, count: int) -> list[int]:
         """Return the seeds that the last call of ``next`` will have in the next ``count`` batches."""
         position = self._position
-        name = f"{self._stage}/{self._calls}"
+        name = f"{self._stage}/{self._call_count}"
         return [position._replace(batch=position.batch + 1 + index).key(name) for index in range(count)]
 
 
 class _ThreadState(threading.local):
     """State of the calling thread."""
 
-    calls: CallSeeds | None = None
+    call_seeds: CallSeeds | None = None
     """Seeds of the stage that the thread is in; ``None`` outside of stages."""
     seed_tensor: torch.Tensor | None = None
     """Int64 tensor () into which ``next_seed`` draws."""
@@ -243,8 +243,8 @@ def next_seed() -> int:
 
     Within a stage, the seed depends on the position and the stage. Outside of stages, torch's global generator draws it.
     """
-    if _local.calls is not None:
-        return _local.calls.next()
+    if _local.call_seeds is not None:
+        return _local.call_seeds.next()
     if _local.seed_tensor is None:
         with torch.inference_mode(False):  # an inference tensor cannot be written to outside of inference mode
             _local.seed_tensor = torch.empty((), dtype=torch.int64, device="cpu")
@@ -257,8 +257,8 @@ def following_seeds(count: int) -> list[int]:
 
     Within a stage, these are the seeds of the same call in the next ``count`` batches.
     """
-    if _local.calls is not None:
-        return _local.calls.following(count)
+    if _local.call_seeds is not None:
+        return _local.call_seeds.following(count)
     # Drawn from a copy of the global generator. Another thread could draw before the original was restored.
     if _local.generator_copy is None:
         _local.generator_copy = torch.Generator("cpu")
@@ -348,9 +348,9 @@ class Generators:
         generator_lock.__enter__()
         generator_lock.contexts.append(self)
         try:
-            self._outer = _local.calls
+            self._outer = _local.call_seeds
             self._restores = [generator.save() for generator in self._generators]
-            _local.calls = None
+            _local.call_seeds = None
             for generator in self._generators:
                 generator.seed(self._key)
         except BaseException:
@@ -371,7 +371,7 @@ class Generators:
         """Restore the states that the generators had before the context. A second call does nothing."""
         if not self._restores:
             return
-        _local.calls = self._outer
+        _local.call_seeds = self._outer
         with ExitStack() as stack:  # calls all functions, also if one of them raises
             for restore in self._restores:
                 stack.callback(restore)

@@ -210,7 +210,7 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.in_line = device.type != "cuda"
-        self._gpu = -1 if self.in_line else int(device.index)
+        self._gpu = -1 if self.in_line else int(device.index)  # index of the GPU; -1 if there is none, as in ``current_stream``
         self._urgent_priority = URGENT_PRIORITY
         streams = _Streams()
         idle = _idle[device]
@@ -227,6 +227,7 @@ class Lanes:
         self._intermediates = streams.intermediates
         self._lanes: dict[str, Lane] = {}
         self.copy = self.lane("copy")
+        """Lane on which batches are copied, and whose waits order the reuse of memory."""
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
         """Return the lane ``name``, created on first use. ``urgent``: the lane has a higher priority than other streams."""
@@ -248,7 +249,7 @@ class Lanes:
         """Return the calling thread's current stream as a lane."""
         if self.in_line:
             return self.copy
-        lane = self._consumers.get(current_stream(self._gpu))
+        lane = self._consumers.get(current_stream(self._gpu))  # ``hand_over`` adds a lane here, so that it is created once
         return lane or Lane("consumer", cuda.current_stream(self.device))
 
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
@@ -260,6 +261,7 @@ class Lanes:
             return nullcontext()
         if current_device() == self._gpu:
             return _Restoring(consumer.switch)
+        # Another GPU is current: its stream is made current last, which makes that GPU current again.
         return _Restoring(consumer.switch, _switch_to(cuda.current_stream()))
 
     def current_stream(self) -> int:

@@ -187,7 +187,7 @@ class Column:
 
     def __init__(self, samples: Sequence[int], values: Sequence[Any], name: Any = "") -> None:
         self.samples, self.values, self.name = samples, values, name
-        self.storage = values  # tensors that hold the data of ``values``
+        self.storage = values  # tensors with the data of ``values``; in a ``FlatColumn`` only the flat tensor
         self.types = set(map(type, values))
         """Set of the classes of the values."""
 
@@ -206,7 +206,7 @@ class Column:
             row_shape = joined.shape[1:]
             row_numel = row_shape.numel()
             sizes = list(map(Tensor.numel, self.values))
-            # Empty tensors are checked separately, because torch.cat accepts tensors (0,) beside tensors of any shape.
+            # torch.cat checks row shapes, but accepts tensors (0,) beside any others: empty tensors are checked separately.
             empty = [value for value, size in zip(self.values, sizes, strict=True) if not size] if 0 in sizes else []
             if row_numel and joined.layout is torch.strided and all(_shape(value)[1:] == row_shape for value in empty):
                 self.joined = joined
@@ -453,7 +453,8 @@ class PackedTargets:
     def all_columns(self) -> dict[Any, Column]:
         """Return key → column, packed or not."""
         others = {name: Column([*values], [*values.values()], name) for name, values in self.others.items()}
-        moved = {**self.columns(), **others}
+        moved = {**self.columns(), **others}  # columns whose values are not in ``layout.records``
+        # The function ``columns`` of this file finds the other columns.
         return moved if moved.keys() >= set(self.layout.keys) else {**columns(self.layout.records), **moved}
 
     def with_columns(self, columns: Iterable[FlatColumn], pending: PendingRows | None = None) -> "PackedTargets":

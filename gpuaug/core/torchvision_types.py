@@ -78,12 +78,14 @@ def has_hooks(module: Any) -> bool:
 def _overridden(cls: type, base: type) -> str | None:
     """Return the name of an attribute of ``base`` that ``cls``, or a mixin of ``cls``, overrides; or ``None``."""
     order = cls.__mro__
-    bases = base.__mro__[:-1]
+    bases = base.__mro__[:-1]  # without ``object``
     attributes = _attributes(base)
+    # Classes that are not after the last base in the method resolution order may override attributes of ``base``.
     for subclass in (cls for cls in order[: order.index(bases[-1])] if cls not in bases):
         for name, value in vars(subclass).items():
             if name in IGNORED_OVERRIDES:
                 continue
+            # The default ``value`` of ``get``: an attribute that ``base`` does not have is no override.
             if name in _EFFECTIVE_OBJECT_ATTRIBUTES or not is_same(value, attributes.get(name, value)):
                 return name
             # A property takes precedence over an attribute of the instance.
@@ -103,10 +105,11 @@ def is_same(value: Any, other: Any) -> bool:
         return True
     if not (isinstance(value, FunctionType) and isinstance(other, FunctionType)):
         return False
+    # The code of ``value`` under the name of ``other``, because copies of a function may be renamed.
     code = value.__code__.replace(co_name=other.__code__.co_name, co_qualname=other.__code__.co_qualname)
     parts = ("__closure__", "__defaults__", "__kwdefaults__")
-    same = all(getattr(value, part) == getattr(other, part) for part in parts)
-    return same and code == other.__code__ and value.__globals__ is other.__globals__
+    are_parts_equal = all(getattr(value, part) == getattr(other, part) for part in parts)
+    return are_parts_equal and code == other.__code__ and value.__globals__ is other.__globals__
 
 
 @functools.cache
@@ -132,7 +135,9 @@ class TypeChange(NamedTuple):
     """Change of the torchvision type of images by ``v2.ToPureTensor``, then by ``v2.ToImage``."""
 
     to_pure: bool = False
+    """Whether the class becomes ``torch.Tensor``."""
     to_image: bool = False
+    """Whether a plain tensor then becomes an ``Image`` of ``torchvision.tv_tensors``."""
 
     def __call__(self, class_: type[Tensor]) -> type[Tensor]:
         """Return the class of an image of class ``class_`` after the change."""
@@ -154,12 +159,12 @@ def tv_tensor_class(name: str = "Image") -> type[Tensor]:
 
 def torchvision_class(transform: Any) -> type | None:
     """Return the first class of torchvision in the method resolution order of ``transform``, or ``None``."""
-    return next((cls for cls in type(transform).__mro__ if _is_torchvisions(cls)), None)
+    return next((cls for cls in type(transform).__mro__ if _is_of_torchvision(cls)), None)
 
 
 def library_class(module: Any) -> type | None:
     """Return the first class of Kornia or torchvision in the method resolution order of ``module``, or ``None``."""
-    return next((cls for cls in type(module).__mro__ if _is_torchvisions(cls) or cls.__module__.startswith("kornia.")), None)
+    return next((cls for cls in type(module).__mro__ if _is_of_torchvision(cls) or cls.__module__.startswith("kornia.")), None)
 
 
 def children_of(pipeline: Any) -> list[Any]:
@@ -236,11 +241,12 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
     A container that chooses among its children, and a module of a user's class, are yielded themselves.
     """
     cls = library_class(pipeline)
-    unmodified = cls is not None and difference(pipeline, cls) is None
-    sequential = is_unmodified_sequential(pipeline) or (isinstance(pipeline, nn.Sequential) and unmodified)
-    compose = cls is not None and unmodified and cls.__name__ == "Compose"
-    fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
-    if (sequential and not getattr(pipeline, "random_apply", False)) or is_sequence(pipeline) or compose or fused:
+    is_unmodified = cls is not None and difference(pipeline, cls) is None
+    is_sequential = is_unmodified_sequential(pipeline) or (isinstance(pipeline, nn.Sequential) and is_unmodified)
+    is_compose = cls is not None and is_unmodified and cls.__name__ == "Compose"
+    is_fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
+    # ``random_apply``: Kornia's container then chooses among its children.
+    if (is_sequential and not getattr(pipeline, "random_apply", False)) or is_sequence(pipeline) or is_compose or is_fused:
         for child in children_of(pipeline):
             yield from in_sequence(child)
     else:
@@ -277,10 +283,12 @@ def names_drawing_once(transform: Any) -> tuple[str, ...]:
 
 
 def _names_drawing_once_in_children(container: Any) -> tuple[str, ...]:
+    """Return the result of ``names_drawing_once`` for all children of a container, without repetitions."""
     return tuple(dict.fromkeys(name for transform in children_of(container) for name in names_drawing_once(transform)))
 
 
-def _is_torchvisions(cls: type) -> bool:
+def _is_of_torchvision(cls: type) -> bool:
+    """Return whether a class is defined in ``torchvision.transforms``."""
     return cls.__module__ == "torchvision.transforms" or cls.__module__.startswith("torchvision.transforms.")
 
 
@@ -299,11 +307,11 @@ def _overrides_drawing(transform: Any) -> bool:
     """
     # ``get_params`` is not among these methods, because v2 adds it to subclasses.
     methods = ("make_params", "_get_params", "forward", "__call__")
-    own_classes = itertools.takewhile(lambda cls: not _is_torchvisions(cls), type(transform).__mro__)
+    own_classes = itertools.takewhile(lambda cls: not _is_of_torchvision(cls), type(transform).__mro__)
     return any(name in vars(cls) for cls in own_classes for name in methods)
 
 
 def _draws(cls: type) -> bool:
     """Return whether a class of torchvision defines a method that draws parameters."""
     # The base class Transform of v2 defines such a method, but draws nothing in it.
-    return _is_torchvisions(cls) and cls.__name__ != "Transform" and any(name in vars(cls) for name in _DRAWING_METHODS)
+    return _is_of_torchvision(cls) and cls.__name__ != "Transform" and any(name in vars(cls) for name in _DRAWING_METHODS)

@@ -58,9 +58,9 @@ def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) ->
     Args:
         purpose: Purpose of the loops, a verb with its object, for the log message if Numba is installed and fails.
         define: Function of (call, call_unlocked, compile) that returns the loops. ``call(address, arguments)`` calls a C
-            function with a tuple of 64-bit integers, and returns a 64-bit integer. ``call_unlocked`` does the same. They differ
-            only if the loops are not compiled: then ``call`` keeps the interpreter's lock, for functions that take less time
-            than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is the decorator for each
+            function with a tuple of 64-bit integers, and returns a 64-bit integer. ``call_unlocked`` does the same. The two
+            differ only if the loops are not compiled: then ``call`` keeps the interpreter's lock, for functions that take less
+            time than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is the decorator for each
             function that ``define`` returns or that such a function calls.
     """
     if not _is_supported():
@@ -133,8 +133,9 @@ def c_call() -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def call(_typing_context: Any, _address: Any, arguments: Any) -> Any:
+        # Numba calls this function to generate the machine code of one call.
         def generate(_context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            word = ir.IntType(64)
+            word = ir.IntType(64)  # type of all arguments and of the result
             count = len(signature.args[1])
             function = builder.inttoptr(values[0], ir.FunctionType(word, [word] * count).as_pointer())
             return builder.call(function, [builder.extract_value(values[1], position) for position in range(count)])

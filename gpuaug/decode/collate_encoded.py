@@ -1,4 +1,8 @@
-"""``collate_encoded``: pack undecoded image files into one flat buffer."""
+"""``collate_encoded``: pack undecoded image files into one flat buffer.
+
+A *member* is an entry of a batch. A *row* of a feature cache is the cached result of the stages for one sample: one tensor per
+*column*, that is, per member of the batch that the stages have computed.
+"""
 
 import os
 import sys
@@ -16,7 +20,7 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, are_encoded, begins_like_video, name_and_bytes, refuse
-from gpuaug.decode.file_bytes import file_problem, open_file, too_large
+from gpuaug.decode.file_bytes import file_problem, file_size_problem, open_file
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
@@ -43,9 +47,9 @@ def collate_encoded(samples: Sequence[Any], *, flatten: Hashable | None = None) 
         samples: Samples of the same structure. A member holds images or clips if its value in the first sample is an image or
             a clip. Bytes may also be labels: a member of bytes holds images if one of its values begins like an image file.
         flatten: Key or index of a member that is a list of images per sample, whose length differs between samples and may be
-            0. The batch has all images there, in the order of the samples, and their numbers per sample, (B,) int64, in a
-            further member: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a list
-            of images has the same length in each sample, and the batch has a list of ``Encoded``.
+            0. In the batch, this member has all images, in the order of the samples, and a further member has their numbers per
+            sample, (B,) int64: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a
+            list of images has the same length in each sample, and the batch has a list of ``Encoded``.
 
     Returns:
         Batch of the samples' structure, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per member
@@ -91,7 +95,7 @@ def _pack(images: Sequence[Any], path: str) -> Encoded | Rows:
     if images and type(images[0]) is Clip:
         return pack_clips(images, path)
     if images and all(type(image) is CachedFile for image in images):
-        return _pack_rows(images, lambda missing: _pack_files(missing, path))
+        return _pack_rows(images, lambda files: _pack_files(files, path))
     return _pack_files(images, path)
 
 
@@ -102,13 +106,13 @@ def _pack_files(images: Sequence[Any], path: str) -> Encoded:
     lengths = []
     for index, (name, content) in enumerate(sources):
         if content is None:
-            sys.audit(READ_EVENT, name)
+            sys.audit(READ_EVENT, name)  # ``OpenedFiles`` records the path, for the error about a worker that hangs
         try:
             lengths.append(os.stat(name).st_size if content is None else len(content))
         except (OSError, ValueError) as error:
             lengths.append(0)
             read_problems[index] = file_problem(error)
-        if problem := too_large(lengths[index], MAX_FILE_BYTES):
+        if problem := file_size_problem(lengths[index], MAX_FILE_BYTES):
             read_problems[index] = problem
             lengths[index] = 0
     # At least one spare byte after each file: a read of one byte more than the length shows whether the file has grown.
@@ -116,7 +120,7 @@ def _pack_files(images: Sequence[Any], path: str) -> Encoded:
     starts = [0, *accumulate(padded_lengths)]
     data = allocate_tensor((starts.pop() + ALIGN,), torch.uint8)  # the last start is the end of the padded files
     buffer = data.numpy().data
-    rows = []
+    records = []
     problems = {}
     zeros = bytes(ALIGN)
     for index, ((name, content), start, length, padded_length) in enumerate(
@@ -135,9 +139,9 @@ def _pack_files(images: Sequence[Any], path: str) -> Encoded:
             header = Header(problem="it is a video: return gpuaug.read_clip(…) from the dataset")
         if header.problem:
             problems[index] = header.problem
-        rows.append((start, 0 if problem else length, *header[:-1]))
+        records.append((start, 0 if problem else length, *header[:-1]))  # all fields of the header but the last, ``problem``
     buffer[-ALIGN:] = zeros
-    return Encoded(data, Headers(np.array(rows, HEADER), [name for name, _ in sources], problems, path))
+    return Encoded(data, Headers(np.array(records, HEADER), [name for name, _ in sources], problems, path))
 
 
 def _read(path: str, buffer: memoryview, length: int) -> str:
@@ -167,12 +171,12 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
         ArgumentError: If the rows differ in their columns, in the dtype or number of axes of a column, or in the shape of a
             column that has one shape per batch; if images are in lists of different lengths.
     """
-    if len({file.number for file in files}) > 1:
+    if len({file.number for file in files}) > 1:  # without ``flatten``, a member has the images of one index in the samples
         raise ArgumentError(
             "flatten must be None for a data set with a feature cache, which has one row per sample, got lists with "
             f"{len(files)} images in all. Leave out flatten=, or pass the data set without cache.wrap."
         )
-    missing = [file.row is None for file in files]
+    is_missing = [file.row is None for file in files]
     rows = [file.row for file in files if file.row is not None]
     descriptions = dict.fromkeys(", ".join(_column_text(*column) for column in sorted(row.items())) for row in rows)
     if len(descriptions) > 1:
@@ -182,7 +186,7 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
         )
     columns = {}
     shapes = {}
-    for name, part in rows[0].items() if rows else ():
+    for name, part in rows[0].items() if rows else ():  # ``part``: the first row's tensor of the column
         substitute = part.new_empty((0,) * part.dim()) if has_varying_shape(name) else part  # for a missing row
         parts = [substitute if file.row is None else file.row[name] for file in files]
         if has_varying_shape(name):
@@ -191,12 +195,12 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
             columns[name] = torch.cat([row_part.reshape(-1) for row_part in parts], out=out)
         else:
             columns[name] = torch.stack(parts, out=allocate_tensor((len(files), *part.shape), part.dtype))
-    encoded = pack_files(files) if any(missing) else None
+    encoded = pack_files(files) if any(is_missing) else None
     files_to_record = [] if encoded is None else files
     ids = np.array([file.row_id for file in files_to_record], np.int64)
     names = [file.name for file in files_to_record]
     inputs = [file.inputs for file in files_to_record]
-    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, names, inputs, shapes))
+    return Rows(encoded, columns, RowHeaders(np.array(is_missing), ids, names, inputs, shapes))
 
 
 def _column_text(name: str, part: Tensor) -> str:

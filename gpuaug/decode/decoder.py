@@ -1,7 +1,9 @@
 """Decoding of batches on background threads, with several decoders at once. The header of a file alone selects its decoder.
 
 A *lane* is a CUDA stream with a name. Without CUDA, it is an object with the same methods, whose work runs *in line*, that is,
-when it is called. A *card* is a GPU. *Engines* are the JPEG decoding hardware of a card.
+when it is called. A *card* is a GPU. *Engines* are the JPEG decoding hardware of a card. A *member* is an entry of a batch;
+each member of encoded images or clips has a ``Work``, with its buffers. *Staging* memory is host memory for images that the CPU
+decodes, from which they are copied to the device.
 
 A call to the engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never wait for
 the interpreter. Other threads prepare batches.
@@ -39,7 +41,7 @@ from gpuaug.decode.work import HostMemoryError, Work, allocate_pixels
 
 
 class Decoder:
-    """Decode batches on the lanes of one loader.
+    """Decode batches on the lanes of one loader, by its ``FileDecoder``s: the decoders of image files and clips.
 
     Args:
         name: Name of the stage.
@@ -52,24 +54,26 @@ class Decoder:
     def __init__(self, name: str, lanes: Lanes, options: Options, find: Callable[[type[Encoded]], list[FileDecoder]]) -> None:
         self._name, self._lanes, self.options = name, lanes, options
         self.copy_lane = lanes.copy
-        self._find = find
+        self._find_decoders = find
         self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
         """Decoders of images (``Encoded``) and of clips (``EncodedClips``). An entry is set when its first batch arrives."""
         # High priority: otherwise colour conversion waits for the kernels of the training step.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
+        """Lane for copies of images that the CPU decodes. It is also the first of ``_card_lanes``."""
         self._card_lanes = [self._lane]
-        self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
+        """Lanes for calls of decoders that write to device memory, one per concurrent call."""
+        self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()  # lanes of ``_card_lanes`` that no call uses
         self._idle_card_lanes.put(self._lane)
-        self._page_locks = not lanes.in_line
+        self._pins_staging = not lanes.in_line
         """Whether staging memory is page-locked: not without CUDA, and not after page-locking has failed."""
         self.replaced = 0
         """Number of samples that were replaced because this decoder could not decode them."""
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """Name of each decoder → seconds that threads have waited for it. Approximate, because threads add without a lock."""
         self._pixels: list[weakref.ref[Tensor]] = []
-        """Device buffers, ``data`` and ``raw`` of ``Work``, that are not freed yet."""
+        """Weak references to device buffers, ``data`` and ``raw`` of ``Work``, that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
-        """Page-locked buffers of batches that are being decoded."""
+        """Weak references to page-locked buffers of batches that are being decoded."""
 
     def decoders_of(self, encoded_type: type[Encoded]) -> list[FileDecoder]:
         """Return the decoders of images (``Encoded``) or clips (``EncodedClips``), in order of precedence.
@@ -77,7 +81,7 @@ class Decoder:
         The first call for a type must be on the training thread, because it creates lanes.
         """
         if encoded_type not in self.decoders_by_type:
-            self.decoders_by_type[encoded_type] = decoders = self._find(encoded_type)
+            self.decoders_by_type[encoded_type] = decoders = self._find_decoders(encoded_type)
             # As many lanes as concurrent calls of these decoders. Decoders of images and of clips share the lanes.
             for index in range(len(self._card_lanes), sum(decoder.max_calls for decoder in decoders if decoder.on_card)):
                 self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{index}", urgent=True))
@@ -91,12 +95,12 @@ class Decoder:
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes of the batches that are being decoded, and of the decoders."""
+        """Page-locked bytes of the batches that are being decoded, and of the decoders (first entry of ``held_bytes``)."""
         return _bytes(self._pinned) + sum(decoder.held_bytes[0] for decoder in self.all_decoders)
 
     @property
     def device_bytes(self) -> int:
-        """Device bytes of pixels that are not freed yet, and of the decoders."""
+        """Device bytes of pixels that are not freed yet, and of the decoders (second entry of ``held_bytes``)."""
         return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
 
     def allocate(self, encoded: Encoded, undecodable: Collection[int], windows: WindowsOf | None = None) -> Work[BatchLayout]:
@@ -113,27 +117,27 @@ class Decoder:
             layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
         else:
             layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
-        data = self._on_device(layout.length, layout.dtype)
-        raw = self._on_device(layout.raw_length) if layout.raw_length else None
-        staged = layout.staged_length and self._lanes.device.type != "cpu"
-        staging = self._staging(layout.staged_length, layout.dtype) if staged else None
+        data = self._allocate_on_device(layout.length, layout.dtype)
+        raw = self._allocate_on_device(layout.raw_length) if layout.raw_length else None
+        needs_staging = layout.staged_length and self._lanes.device.type != "cpu"
+        staging = self._allocate_staging(layout.staged_length, layout.dtype) if needs_staging else None
         return Work(encoded, layout, data, raw, staging)
 
-    def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    def _allocate_on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a device buffer for ``length`` values, and drop the references to buffers that are freed."""
         buffer = allocate_pixels(buffer_length(length * dtype.itemsize), self._lanes.device, dtype)
         self._pixels = [*(reference for reference in self._pixels if reference() is not None), weakref.ref(buffer)]
         return buffer
 
-    def _staging(self, values: int, dtype: torch.dtype) -> Tensor:
+    def _allocate_staging(self, values: int, dtype: torch.dtype) -> Tensor:
         """Return a host buffer for ``values`` values: page-locked, or pageable without CUDA or if page-locking fails."""
         size = values * dtype.itemsize
         host, buffer_bytes = torch.device("cpu"), buffer_length(size)
-        if self._page_locks:
+        if self._pins_staging:
             try:
                 buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
             except HostMemoryError as error:
-                self._page_locks = False
+                self._pins_staging = False
                 reason = str(error).partition("\n")[0]
                 warnings.warn(
                     f"Copies of decoded images make the decoder wait, because {size / 1e6:.1f} MB could not be page-locked "
@@ -182,15 +186,15 @@ class Decoder:
                 if on_card:
                     memory_event.synchronize()
                 for type_ in dict.fromkeys(type(work.encoded) for work in works):
-                    members = [work for work in works if type(work.encoded) is type_]
+                    works_of_type = [work for work in works if type(work.encoded) is type_]
                     for decoder_index, decoder in enumerate(self.decoders_of(type_)):
-                        indices = [np.flatnonzero(work.layout.decoders == decoder_index) for work in members]
-                        tasks = [task for task in zip(members, indices, strict=True) if len(task[1])]
+                        indices = [np.flatnonzero(work.layout.decoders == decoder_index) for work in works_of_type]
+                        tasks = [task for task in zip(works_of_type, indices, strict=True) if len(task[1])]
                         if decoder.on_card == on_card and tasks:
                             started += [(decoder.name, finish) for finish in decoder.begin_all(tasks, resources)]
         except BaseException as error:
             errors.append(error)
-        # Wait for all decoders even after an error, because memory that is reused must not be written by a decoder.
+        # Wait for all decoders even after an error: memory of the batch may be reused, and then no decoder may write to it.
         # In reverse order: the hybrid decoder (nvJPEG on the CPU and the card) begins only in its ``finish``. The engines come
         # before it: they began in ``begin``, and work in the background meanwhile.
         for name, finish in reversed(started):

@@ -87,7 +87,8 @@ class Decoding:
         encoded: Members of the batch to decode, with B samples each.
         windows: Function per member that returns the windows to decode.
         earlier: Decodings of other members of the batch, by earlier stages. They are submitted and collected before this one.
-            If such a ``Decoding`` also has B samples, a sample that either cannot decode is replaced in the members of both.
+            If such a ``Decoding`` also has B samples, a sample that one of the two cannot decode is replaced in the members of
+            both.
         max_replaced: Largest share of the samples that may be replaced, between 0 and 1, which the loader checks; ``None`` if
             an image that cannot be decoded is an error.
         position: Epoch and index of the batch, for the names of samples without a file.
@@ -112,19 +113,21 @@ class Decoding:
         self._raises = max_replaced is None
         self._max_replaced = 1.0 if max_replaced is None else max_replaced
         self._position = position
-        self._count = len(encoded[0])
+        self._count = len(encoded[0])  # number of samples, B
         self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
         self._problems: dict[int, _Problem] = {}
         """Index of each sample that this ``Decoding`` cannot decode → description of the sample and its problem."""
-        # One dict for all decodings: a problem of a later decoding also makes the earlier decodings decode another sample. A
-        # list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
+        # These decodings share one dict: a problem of a later decoding also makes the earlier decodings decode another sample.
+        # A list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
         self._all_problems: dict[int, _Problem] = self._earlier[0]._all_problems if self._earlier else {}
         """Like ``_problems``, for all decodings whose samples are replaced together: this one and ``_earlier``."""
         self.replaced_samples: Set[int] = set()
         """Indices of the samples that ``collect`` has replaced, without those that an earlier ``Decoding`` has replaced."""
         self.undecoded = 0
-        """Number of pixels outside the windows, in this ``Decoding`` and in ``earlier``, minus the number that ``earlier`` has
-        counted. Set by ``collect``."""
+        """Number of pixels outside the windows that no ``Decoding`` has counted before. Set by ``collect``.
+
+        If this ``Decoding`` has replaced samples, the number in ``earlier`` has changed, and the change is counted here.
+        """
         for member in encoded:
             problems = clip_problems if isinstance(member, EncodedClips) else image_problems
             self._add_problems(member, problems(member.headers, decoder.options))
@@ -163,13 +166,13 @@ class Decoding:
             DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
                 decoded. If a sample cannot be replaced in a member.
         """
-        # A problem that one ``Decoding`` finds makes all of them decode another sample, which may reveal further problems. So
-        # all of them finish again until no problem is added.
+        # A problem that one ``Decoding`` finds makes all decodings decode another sample, which may reveal further problems. So
+        # the loop waits for all decodings again, until no problem is added.
         problem_count = -1
         while problem_count < len(self._all_problems):
             problem_count = len(self._all_problems)
             for decoding in [*self._earlier, self]:
-                decoding._finish(waiting)
+                decoding._wait_until_decoded(waiting)
         works = [work for decoding in [*self._earlier, self] for work in decoding.works]
         self.undecoded = sum(work.layout.undecoded_pixels for work in works)
         self.undecoded -= sum(decoding.undecoded for decoding in self._earlier)
@@ -259,7 +262,7 @@ class Decoding:
         subject = "A clip" if isinstance(decoding._encoded[0], EncodedClips) else "An image"
         raise DecodeError(f"{subject} cannot be decoded, because of {problems[first]}{more}. {way_out}")
 
-    def _finish(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+    def _wait_until_decoded(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
         """Wait until the members are decoded, with another sample in place of each sample that has a problem.
 
         The copy lane waits for the decoders' events. The host blocks, within ``waiting()``, while images are being decoded.
@@ -291,7 +294,7 @@ class Decoding:
         """Log the problems of the samples that this ``Decoding`` replaces, each time the stage's number of them has doubled."""
         before = self._decoder.replaced
         self._decoder.replaced += len(self.replaced_samples)
-        if self._decoder.replaced.bit_length() == before.bit_length():
+        if self._decoder.replaced.bit_length() == before.bit_length():  # no power of two was reached: not doubled since a log
             return
         first = "; ".join(str(self._all_problems[index]) for index in sorted(self.replaced_samples)[:MAX_LOGGED_PROBLEMS])
         others = len(self.replaced_samples) - MAX_LOGGED_PROBLEMS

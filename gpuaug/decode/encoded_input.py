@@ -1,4 +1,8 @@
-"""Recognition of encoded images in samples."""
+"""Recognition of encoded images in samples.
+
+A *member* is an entry of a batch, collated from the values at one path in all samples. A *row* is the cached result of the
+stages for one sample.
+"""
 
 import os
 import re
@@ -9,7 +13,7 @@ from typing import Any, NoReturn
 from gpuaug.core.encoded import Row, RowId, Undecoded, refuse_transforms
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.file_bytes import bytes_view, is_bytes, open_file, too_large
+from gpuaug.decode.file_bytes import bytes_view, file_size_problem, is_bytes, open_file
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import format_of, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
@@ -67,7 +71,7 @@ class EncodedFile(Undecoded, metaclass=_UnreadType):
         try:
             with open_file(self.path) as file:
                 size = os.fstat(file.fileno()).st_size
-                problem = too_large(size, MAX_FILE_BYTES)
+                problem = file_size_problem(size, MAX_FILE_BYTES)
                 header = Header(problem=problem) if problem else parse(file.read(size))
         except LimitError as error:
             header = Header(problem=str(error))
@@ -110,7 +114,7 @@ class CachedFile(EncodedFile):
     inputs: Mapping[str, int]
     """Name → hash of the entries of the sample (``cache/inputs.py``); empty if the sample has a row."""
     number: int
-    """Number of the image in the sample, from 0."""
+    """Index of the image in the sample."""
     row: Row | None
     """Row of the sample; ``None`` if it is missing. If a sample has several images, only the first image holds the row."""
 
@@ -279,4 +283,5 @@ def _change_of(image: Any) -> str:
 
 def begins_like_video(data: memoryview) -> bool:
     """Return whether a video file may begin with these bytes."""
+    # ``_match_video`` reads at most 377 bytes: three start bytes of the packets of a transport stream, 188 bytes apart.
     return _match_video(bytes(data[:377])) is not None and format_of(data) is None  # AVIF and HEIF images also have ``ftyp``

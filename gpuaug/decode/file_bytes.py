@@ -15,7 +15,7 @@ from gpuaug.decode.limits import LimitError
 _NOT_REGULAR = "it is not a regular file"
 
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags that open a FIFO without waiting for its writer, and a terminal without making it that of the process."""
+"""Flags that open a FIFO without waiting for its writer, and a terminal without making it the process's controlling one."""
 
 
 def open_file(path: str) -> FileIO:
@@ -38,7 +38,7 @@ def open_file(path: str) -> FileIO:
     return file
 
 
-def too_large(size: int, limit: int) -> str:
+def file_size_problem(size: int, limit: int) -> str:
     """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
     return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
 

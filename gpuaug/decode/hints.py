@@ -21,7 +21,7 @@ from gpuaug.decode.layout import Options
 from gpuaug.stages.hints import TargetSearch
 from gpuaug.stages.selection import Selection
 
-_names_masks = re.compile("mask|label|segm|annot", re.IGNORECASE).search
+_match_mask_name = re.compile("mask|label|segm|annot", re.IGNORECASE).search
 """Function of the path of a member: a match if the path is a typical one of masks, else ``None``."""
 
 
@@ -54,7 +54,7 @@ class DecodedMember(NamedTuple):
             batch: Batch that contains the member.
             selections: ``on`` and ``into`` of the loader's other stages.
         """
-        if self.options.channels == "labels" or _names_masks(self.headers.member):
+        if self.options.channels == "labels" or _match_mask_name(self.headers.member):
             return True
         return any(_reads_as_mask(selection, self.value, batch) for selection in selections)
 
@@ -63,9 +63,9 @@ class Hints:
     """Warnings of one ``DecodeStage``, each raised at most once."""
 
     def __init__(self) -> None:
-        # Whether the warning was not yet raised: about masks that are decoded to colours; about mask files whose orientation
-        # differs from that of the images; about other targets.
-        self._checks_masks = self._checks_files = self._checks_targets = True
+        # Whether the warning was not raised yet: about masks that are decoded to colours; about mask files whose orientation
+        # differs from the orientation of the images; about other targets.
+        self._checks_mask_values = self._checks_mask_orientations = self._checks_other_targets = True
 
     def check(
         self, batch: Batch, decoded: Sequence[DecodedMember], earlier: Sequence[DecodedMember], selections: Sequence[Selection]
@@ -82,9 +82,9 @@ class Hints:
             GpuAugWarning: If a member of masks has palette images, or grey images of less than 8 bits, that are decoded to
                 colours or shades of grey. If images are turned, and masks, boxes or keypoints of the batch are not.
         """
-        for member in decoded if self._checks_masks else ():
+        for member in decoded if self._checks_mask_values else ():
             self._check_values(member, batch, selections)
-        if self._checks_files or self._checks_targets:
+        if self._checks_mask_orientations or self._checks_other_targets:
             turned = [member for member in [*earlier, *decoded] if (member.orientations != 1).any()]
             if turned:
                 self._check_turned(turned, [*earlier, *decoded], batch, selections)
@@ -98,9 +98,9 @@ class Hints:
         converted = np.flatnonzero((table["label_max"] > 0) & is_converted)
         if not len(converted) or not member.is_mask(batch, selections):
             return
-        self._checks_masks = False
+        self._checks_mask_values = False
         path = member.headers.member
-        on = path[1:-1] if path.count("[") == 1 else "…"
+        on = path[1:-1] if path.count("[") == 1 else "…"  # ``'image'`` for the path ``['image']``
         warnings.warn(
             f"Class indices are lost in {path or 'the batch'}, because channels={member.options.channels} converts palettes and"
             f" grey of less than 8 bits to colours or shades of grey, such as {_sample(member, int(converted[0]))}. Decode "
@@ -113,43 +113,43 @@ class Hints:
         self, turned: list[DecodedMember], members: list[DecodedMember], batch: Batch, selections: Sequence[Selection]
     ) -> None:
         """Warn of images that are turned while their targets are not. ``turned``: the ``members`` with turned images."""
-        masks = [member for member in members if self._checks_files and member.is_mask(batch, selections)]
+        masks = [member for member in members if self._checks_mask_orientations and member.is_mask(batch, selections)]
         for mask in masks:
             for image in members:
                 if len(image.orientations) != len(mask.orientations):
                     continue
                 problems = image.headers.problems.keys() | mask.headers.problems.keys()
-                # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes.
-                # This does not hold for square images.
+                # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes, and
+                # is an error elsewhere. Square images keep their size.
                 keeps_size = ((image.orientations > 4) == (mask.orientations > 4)) | image.is_square
                 is_different = (image.orientations != mask.orientations) & keeps_size
                 different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]
                 if different:
-                    self._checks_files = False
+                    self._checks_mask_orientations = False
                     index = different[0]
                     turned_member = image if image.orientations[index] != 1 else mask
                     other = mask if turned_member is image else image
                     _warn_of_turn(turned_member, index, other.headers.member or "the other file")
                     return
         images = [member for member in turned if member not in masks]
-        if not self._checks_targets or not images or not batches.is_container(batch):
+        if not self._checks_other_targets or not images or not batches.is_container(batch):
             return
-        self._checks_targets = False
+        self._checks_other_targets = False
         image = images[0]
         sizes = np.stack([image.headers.table["height"], image.headers.table["width"]], 1)
         search = TargetSearch(len(sizes), {*map(tuple, sizes.tolist()), *map(tuple, sizes[:, ::-1].tolist())})
         # Masks, and boxes with a canvas size, must have the size of the upright image. Where turning swaps unequal sides, a
-        # mismatch is an error elsewhere, so they are warned about only for the other images.
+        # mismatch of the sizes is an error elsewhere, so the warning about such targets is only for the other images.
         keeps_size = (image.orientations != 1) & ((image.orientations <= 4) | image.is_square)
-        labels = {
+        target_names = {  # a dict in place of a set, to keep the order
             target.label: None
             for name in batches.member_names(batch)
             for target in search.targets(batches.member(batch, name), name)
             if keeps_size.any() or not (type_name(target.value) or target.label.startswith("mask"))
         }
-        if labels:
+        if target_names:
             indices = np.flatnonzero(keeps_size if keeps_size.any() else image.orientations != 1)
-            _warn_of_turn(image, int(indices[0]), ", ".join(labels))
+            _warn_of_turn(image, int(indices[0]), ", ".join(target_names))
 
 
 def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:

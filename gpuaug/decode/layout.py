@@ -2,6 +2,7 @@
 
 A batch holds a *window* of each image: the part that the next stage reads, or the whole image. An *upright* image is rotated as
 its EXIF orientation requires. A *card* is a GPU. *Labels* are class indices in a grey or palette image, such as a mask.
+Images are decoded *as stored* if they keep the channels and the type in their files.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -77,7 +78,7 @@ class ImageInfo(NamedTuple):
     window_width: int
     """Number of columns of the window."""
     whole: int
-    """1 if the window is the whole image; otherwise 0."""
+    """1 if the window is the whole image; otherwise 0. A number, because ``IMAGE`` has integer fields only."""
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
     sampling: int
@@ -124,7 +125,7 @@ class BatchLayout:
         """(B,) mask of the images or clips that the card decodes."""
 
     def place(self, lengths: NDArray[np.int64], raw_lengths: NDArray[np.int64]) -> None:
-        """Set the offsets of the images in the buffers of ``Work``, one image after the other.
+        """Set the offsets of the images in the buffers of ``Work``: the images follow one another without gaps.
 
         Args:
             lengths: (B,) number of decoded values per image.
@@ -181,6 +182,7 @@ class Layout(BatchLayout):
         """Number of channels of the decoded images. If they are decoded as stored, the number is the same in all files."""
         if options.channels == "labels":
             self.channels = 1
+        # Otherwise the type of the first image: ``problems`` allows no images of several types.
         self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
         is_jpeg = is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(is_jpeg, _scales(stored.min(1), options.min_side), 1)
@@ -198,7 +200,8 @@ class Layout(BatchLayout):
         windows = windows if self.dtype == torch.uint8 else None
         requested = windows(self.shapes) if windows is not None else None
         if windows is not None and requested is not None and options.scales_windows and requested.may_downsample:
-            # An image is downsampled by 2, 4 or 8 if its window has at least 2, 4 or 8 times the sides of the resized window.
+            # An image is downsampled by 2, 4 or 8 if its window has at least 2, 4 or 8 times the sides of the resized window,
+            # ``requested.out``.
             ratios = (requested.table[:, 2:] // requested.out).min(1)
             self.scales = np.where(is_jpeg & ~on_card, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
             self.shapes = self._upright_shapes(self.shapes.sizes)
@@ -224,8 +227,8 @@ class Layout(BatchLayout):
 
     def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
         """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes for which the crops are drawn."""
-        downsampled = -(-self.stored // self.scales[:, None])
-        is_transposed = (self.orientations > 4)[:, None]
+        downsampled = -(-self.stored // self.scales[:, None])  # rounded up
+        is_transposed = (self.orientations > 4)[:, None]  # orientations 5 to 8 swap height and width
         sizes = np.where(is_transposed, downsampled[:, ::-1], downsampled)
         return Shapes(sizes, self.channels, "hwc", full_sizes=full_sizes)
 
@@ -275,7 +278,7 @@ class Layout(BatchLayout):
             Up to six launches per image that needs postprocessing.
         """
         for index in np.flatnonzero(self.needs_postprocessing).tolist():
-            assert raw is not None
+            assert raw is not None  # allocated if at least one image needs postprocessing
             (height, width), start = self.stored[index].tolist(), int(self.raw_starts[index])
             image = raw[start : start + height * width * self.channels].view(height, width, self.channels)
             scale = int(self.scales[index])
@@ -289,7 +292,10 @@ class Layout(BatchLayout):
 
 
 _FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
-"""EXIF orientation → axes of an image (H, W, C) to reverse. For 5 and more, the axes H and W are then swapped."""
+"""EXIF orientation → axes of an image (H, W, C) to reverse. For 5 and more, the axes H and W are then swapped.
+
+1 needs no change, and 5 only the swap.
+"""
 
 
 def rotated_upright(image: AnyImage, orientation: int) -> AnyImage:
@@ -349,7 +355,8 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
                 index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
             )
         return reasons
-    # Decoded as stored: all images must have the number of channels and the type of the first decodable image.
+    # Decoded as stored, or as labels: all images must have the type of the first decodable image, and, unless they are labels,
+    # its number of channels.
     compared = ["stored_channels", "type"]
     if options.channels == "labels":
         compared = ["type"]

@@ -47,7 +47,7 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: ty
 
 
 class _Replacement:
-    """Recursion of ``with_samples_from``, whose arguments it has."""
+    """Recursion of ``with_samples_from``. For the arguments see there."""
 
     def __init__(self, sources: NDArray[np.int64], decoded_type: type, *, are_fields: bool) -> None:
         self._sources = sources
@@ -96,7 +96,9 @@ class _Replacement:
             return False
         if batches.members_of_type((self._decoded_type, Encoded), container):
             return False  # B members with B images each
-        if self._are_fields:  # ``collate_encoded`` makes columns of tuples of numbers and text; other tuples stay samples
+        if self._are_fields:
+            # ``collate_encoded`` collates tuples of numbers and text into one column per field. Of other containers it makes a
+            # list with one value per sample.
             return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)
         if not all(map(self._is_column, container)):
             return True
@@ -150,7 +152,10 @@ def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encod
 
 
 def _ragged_with_samples(sources: NDArray[np.int64], images: Ragged) -> Ragged:
-    """Return a ``Ragged`` of whole images with its samples (images or clips) replaced. ``sources``: (B,) int64."""
+    """Return a ``Ragged`` with its samples (images or clips) replaced. ``sources``: (B,) int64.
+
+    The images are whole: only a ``DecodeStage`` makes windows, and its images are not in the host batch yet.
+    """
     shapes = images.shapes
     frames = shapes.frames or 1
     image_indices = (sources[:, None] * frames + np.arange(frames)).ravel()

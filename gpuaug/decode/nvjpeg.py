@@ -30,8 +30,8 @@ from gpuaug.decode.nvjpeg_loops import CALL, IMAGE_INFO, NAMES, OTHER_SIZE, loop
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """Backends of nvJPEG (``NVJPEG_BACKEND_…``), which differ in where a JPEG is decoded.
 
-``HYBRID``: the host reads the Huffman codes, and the card does the rest. ``GPU_HYBRID``: the host only prepares the file, and
-the card also reads the Huffman codes; baseline JPEGs only. ``HARDWARE``: the JPEG engines decode the whole file.
+``HYBRID``: the host reads the Huffman codes, and the card computes the pixels. ``GPU_HYBRID``: the host only prepares the
+file, and the card also reads the Huffman codes; baseline JPEGs only. ``HARDWARE``: the JPEG engines decode the whole file.
 """
 
 FLAGS = 1 << 5
@@ -83,7 +83,7 @@ class NvJpegError(GpuAugError, RuntimeError):
 @cache
 def find_library() -> str | None:
     """Return the path or name of an installed nvJPEG for torch's major version of CUDA, or ``None``."""
-    for name in [*map(str, _wheels(major())), f"libnvjpeg.so.{major()}"]:
+    for name in [*map(str, _library_files(major())), f"libnvjpeg.so.{major()}"]:
         try:
             ctypes.CDLL(name)
         except OSError:
@@ -94,7 +94,7 @@ def find_library() -> str | None:
 
 def other_majors() -> list[str]:
     """Return the major versions of CUDA, other than torch's, for which nvJPEG is installed."""
-    return sorted({path.suffix[1:] for path in _wheels("*")} - {major()})
+    return sorted({path.suffix[1:] for path in _library_files("*")} - {major()})
 
 
 def major() -> str:
@@ -102,11 +102,11 @@ def major() -> str:
     return (torch.version.cuda or "").partition(".")[0]
 
 
-def _wheels(major: str) -> list[Path]:
+def _library_files(cuda_major: str) -> list[Path]:
     """Return the paths of nvJPEG in NVIDIA's Python packages, for a major version of CUDA, or for all with ``"*"``."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
-    return sorted(Path(path) for folder in folders for path in glob(f"{folder}/*/lib/libnvjpeg.so.{major}"))
+    return sorted(Path(path) for folder in folders for path in glob(f"{folder}/*/lib/libnvjpeg.so.{cuda_major}"))
 
 
 def ask_for_queues() -> int:
@@ -126,7 +126,10 @@ def ask_for_queues() -> int:
 
 
 queues = ask_for_queues()
-"""Number of hardware queues of this process. The variable is set on import, because CUDA may start at any time after that."""
+"""Number of hardware queues of this process.
+
+The environment variable is set when this module is imported, because CUDA may start at any time after that.
+"""
 
 
 class Library:
@@ -134,7 +137,7 @@ class Library:
 
     def __init__(self) -> None:
         path = find_library()
-        assert path is not None
+        assert path is not None  # ``registry.py`` has checked that nvJPEG is installed
         self._library = ctypes.CDLL(path)
         self._handle = c_void_p()
 
@@ -212,7 +215,7 @@ class BatchDecoder(Library):
         return sizes
 
     def decode(self, calls: Sequence[NDArray[np.void]], stream: int) -> list[int]:
-        """Make one call of nvJPEG for the files of one group after the other. Blocks until their GPU work has ended.
+        """Make calls of nvJPEG, one after the other, each for files of one group. Blocks until their GPU work has ended.
 
         Args:
             calls: Files of each call, (n,) records of ``FILE`` of one group and one output format. If ``set_windows`` was
@@ -226,6 +229,7 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If nvJPEG returns another status.
         """
+        # Contiguous arrays, which must exist until the calls have ended, because ``records`` holds only their addresses.
         columns = [{name: np.ascontiguousarray(files[name]) for name in _COLUMNS} for files in calls]
         records = np.zeros(len(calls), CALL)
         for record, files, arrays in zip(records, calls, columns, strict=True):
@@ -233,7 +237,7 @@ class BatchDecoder(Library):
             record["count"], record["form"] = len(files), files["form"][0]
             for name, array in arrays.items():
                 record[name] = array.ctypes.data
-            if not arrays["parameters"].all():
+            if not arrays["parameters"].all():  # ``set_windows`` was not called: the files are decoded whole
                 record["parameters"] = 0
         loops().decode_batches(self._addresses, records, self._handle.value or 0, stream, self._synchronize)
         statuses: list[int] = records["status"].tolist()
@@ -307,7 +311,7 @@ class PhasedDecoder(Library):
         Args:
             pinned_bytes: Size of the page-locked memory. If the memory is too small for an image, nvJPEG enlarges it, and then
                 waits for all work of the device.
-            device_bytes: Size of the device memory, which nvJPEG enlarges likewise.
+            device_bytes: Size of the device memory, which nvJPEG enlarges in the same way.
 
         Raises:
             NvJpegError: If the state cannot be created. The objects that were created for the state are destroyed.
@@ -344,7 +348,7 @@ class PhasedDecoder(Library):
         """Run the host phase of images: with ``HYBRID``, read their Huffman codes; with ``GPU_HYBRID``, only prepare the files.
 
         Args:
-            states: One state per image, in use by no other image. The states may be of decoders of either backend. The card
+            states: One state per image, in use by no other image. The states may belong to decoders of both backends. The card
                 phase of the previous image of each state must have ended on the GPU.
             files: (n,) records of ``FILE``.
 
@@ -397,7 +401,7 @@ _thread = threading.local()
 
 
 def enter(device: torch.device) -> None:
-    """Prepare this thread for CUDA calls on ``device``, of nvJPEG and others, even while a thread captures a CUDA graph."""
+    """Prepare this thread for CUDA calls of any library on ``device``, even while another thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
         _relax_capture()

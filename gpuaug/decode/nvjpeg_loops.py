@@ -3,7 +3,8 @@
 Numba compiles the loops if it is installed. A thread then takes the interpreter's lock once per loop. With one call from Python
 per image, threads waited for the lock: of 16 cores, 10 were busy.
 
-The *host phase* of an image runs on a CPU thread; then its *card phase* is queued on a CUDA stream.
+The *host phase* of an image runs on a CPU thread; then its *card phase* is queued on a CUDA stream of the GPU (*card*). The
+*JPEG engines* are the JPEG decoding hardware of some GPUs. A *window* is the part of an image that is decoded.
 """
 
 from collections.abc import Callable
@@ -89,7 +90,10 @@ NAMES = (
 
 IMAGE_INFO_BYTES = IMAGE_INFO.itemsize
 _FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 8
-"""Number of bytes of a ``FILE``, and offset of its field ``found_width``. The last field, ``found_height``, follows it."""
+"""Number of bytes of a ``FILE``, and offset of its field ``found_width``.
+
+The last field, ``found_height``, follows ``found_width``. Each of the two has 4 bytes.
+"""
 
 
 @compile_once
@@ -164,7 +168,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             file: Any = files[index]
             handle, decoder, state = states[index, 0], states[index, 1], states[index, 2]
             parameters, parsed_file = states[index, 3], states[index, 4]
-            # nvjpegJpegStreamParse
+            # nvjpegJpegStreamParse. The zeros: no copies of the metadata and of the file are kept.
             status = call_unlocked(functions[2], (handle, file["address"], file["length"], 0, 0, parsed_file)) & LOW
             if status == 0:
                 found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field

@@ -1,8 +1,9 @@
 """``DecodeStage``: decode images and clips onto the device, ahead of the other stages.
 
 The stage holds the user's arguments. ``BoundDecode`` runs it on the *lanes* of a loader, which are CUDA streams with a name,
-and submits a ``Decoding`` per batch. The batch then has a placeholder for each ``Encoded`` member, until the loader collects
-the decoded images.
+and *submits* a ``Decoding`` per batch: it begins on background threads. The batch then has a placeholder for each ``Encoded``
+member (entry of the batch), until the loader *collects* the decoded images. A *window* is the part of an image that the next
+stage reads. A *card* is a GPU.
 """
 
 from collections import Counter
@@ -52,7 +53,7 @@ MAX_THREADS = 4096
 """Maximum number of threads that decode on the CPU, far above any number of cores."""
 
 CORES_PER_SPARE_CORE = 8
-"""Of each group of this many cores, one is left to other threads and the workers, and the others decode.
+"""Of each group of this many cores, one core is left to other threads and the workers, and the other cores decode.
 
 With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: 12, 14 and 16
 threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s without engines, and without the loops that Numba compiles (H200,
@@ -222,15 +223,17 @@ class DecodeStage(Stage):
             advice = "Pass a member of a batch that gpuaug.collate_encoded returned."
             raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {advice}")
         lanes = Lanes(devices.resolve(device))
-        bound, iterator_state = self.bind(self.kind, lanes), dict[str, Any]()
+        bound, iterator_state = self.bind(self.kind, lanes), dict[str, Any]()  # ``kind`` serves as the name of the stage
         consumer = lanes.consumer()
         pending: Decoding | None = None
         try:
             with lanes.launching(consumer):
                 lanes.copy.make_current()
+                # ``consumer`` is the current stream of the caller, which may still read memory that the copy lane reuses.
                 lanes.wait_for_consumers(consumer, consumer.record_event())
+                # Seed, epoch, rank and batch are 0: they would affect only crops, and no stage follows.
                 batch, pending = bound.submit(encoded, iterator_state, Position(0, 0, 0, 0), ())
-                assert pending is not None
+                assert pending is not None  # ``None`` is only for stages without work on other threads
                 result: Ragged | Tensor = pending.collect(batch).to(lanes.device)
                 ready = lanes.copy.record_event()
             consumer.wait(ready)
@@ -260,7 +263,7 @@ class BoundDecode(BoundStage):
         self.stage, self.lanes, self._hints = stage, lanes, Hints()
         options = replace(stage.options, divides_large_files=self.threads >= LARGE_THREADS)
         self.decoder = Decoder(name, lanes, options, self._decoders)
-        # The user has named a decoder: raise an error now if it cannot be used.
+        # The user has named a decoder: ``decoders_of`` raises an error now if the decoder cannot be used.
         if stage.backend in ("engines", "hybrid"):
             self.decoder.decoders_of(Encoded)
         elif stage.backend == "nvdec":
@@ -288,6 +291,7 @@ class BoundDecode(BoundStage):
     def threads(self) -> int:
         """Number of threads that decode on the CPU."""
         cores = max(allowed_cores() // local_ranks(), 1)
+        # The number of spare cores is ``cores / CORES_PER_SPARE_CORE``, rounded to the nearest whole number.
         return self.stage.threads or cores - (cores + CORES_PER_SPARE_CORE // 2) // CORES_PER_SPARE_CORE
 
     def selected(self, batch: Batch) -> Any:
@@ -303,21 +307,22 @@ class BoundDecode(BoundStage):
 
         Args:
             batch: Host batch.
-            iterator_state: Objects of one iterator, by name of the stage. The stage stores its threads there.
+            iterator_state: Name of a stage → object that the stage keeps for one iterator: here its threads (``Pools``).
             position: Seed, epoch, rank and index of the batch, on which the crops depend.
             stages: All stages of the loader, in order.
 
         Raises:
             SelectionError: If the batch has no encoded images.
-            ArgumentError: If the data set is of a feature cache that no stage has.
+            ArgumentError: If the batch has rows of a feature cache that no stage of the loader has.
         """
         members = members_of_type((Encoded, Rows), self.selected(batch))
+        # A stage with a feature cache replaces the ``Rows`` of its cache before this call: remaining ones have no such stage.
         if any(isinstance(member, Rows) for member in members):
             raise ArgumentError(
                 "A stage of the loader must have the cache that has wrapped its data set, got no stage with a cache. Pass "
                 "cache= to the FeatureStage, or make the DataLoader of the data set itself."
             )
-        # A member may occur twice.
+        # A batch may hold the same object in several places: it is decoded once.
         encoded = list({id(member): member for member in members if isinstance(member, Encoded)}.values())
         if not encoded:
             raise SelectionError(
@@ -326,9 +331,9 @@ class BoundDecode(BoundStage):
             )
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
-        decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
-        earlier = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
-        self._hints.check(batch, decoded, earlier, self.other_selections)
+        own_members = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
+        earlier_members = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
+        self._hints.check(batch, own_members, earlier_members, self.other_selections)
         readers = self._readers(batch, stages)
         windows = [partial(self._windows, member, batch, position, readers.get(id(member))) for member in encoded]
         decoding = Decoding(
@@ -351,7 +356,7 @@ class BoundDecode(BoundStage):
                 continue
             try:
                 values = stage.selection.read(batch)
-            except SelectionError:  # the stage reads a member that an earlier stage adds
+            except SelectionError:  # the stage reads a member that an earlier stage adds, and perhaps an ``Encoded`` as well
                 break
             for member in map(id, members_of_type(Encoded, values)):
                 if counts[member] == 1:  # other occurrences of a member are not cropped

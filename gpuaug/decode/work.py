@@ -18,7 +18,10 @@ from gpuaug.core.streams import Lane
 from gpuaug.decode.layout import BatchLayout
 
 POISON: int | None = None
-"""Byte with which tests fill output buffers before decoding, to detect pixels that were not written; ``None``: no fill."""
+"""Byte with which tests fill output buffers before decoding, to detect pixels that were not written; ``None``: no fill.
+
+Package code never sets it.
+"""
 
 
 AnyLayout = TypeVar("AnyLayout", bound=BatchLayout, covariant=True)
@@ -66,7 +69,8 @@ class Work(Generic[AnyLayout]):
         columns = (self.layout.starts, self.layout.staged_starts, self.layout.lengths)
         starts, staged_starts, lengths = (column[np.sort(indices)] for column in columns)
         # A run is a sequence of images that are adjacent in both buffers. A new run starts where an image does not begin at the
-        # end of the preceding image.
+        # end of the preceding image in ``data``. Images that are adjacent in ``data`` are adjacent in ``staging``, too, because
+        # both buffers have the same order.
         run_starts = np.append(0, np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1)
         runs = starts[run_starts].tolist(), staged_starts[run_starts].tolist(), np.add.reduceat(lengths, run_starts).tolist()
         lane.copy_parts(self.data, self.staging, zip(*runs, strict=True))

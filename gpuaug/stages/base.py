@@ -151,7 +151,7 @@ class BoundStage(ABC):
         self.name = name
         self.lane = lanes.lane(f"stage/{name}")
         self.range_name = f"gpuaug/stage/{name}"
-        """Name of the stage in traces."""
+        """Name of the stage's range in profiler traces."""
         self.other_selections: Sequence[Selection] = ()
         """``on`` and ``into`` of the other stages of the loader, which sets them."""
         self.selection = selection
@@ -345,7 +345,8 @@ class _BoundTransform(BoundStage):
         self._takes_packed: bool = getattr(pipeline, "takes_packed", False)
         """Whether the transform accepts ``PackedTargets``."""
         self._typed_names: list[Any] = []
-        """Names of the members in the current batch that ``on`` does not name, but that contain torchvision's tensors."""
+        """Names of the members in the current batch that ``on`` does not name, but that contain torchvision's tensors. Set by
+        ``_values``."""
         self._is_first_batch = True
         module = module_of(stage.transform)
         self._has_weights = module is not None and next(module.parameters(), None) is not None
@@ -389,10 +390,10 @@ class _BoundTransform(BoundStage):
             if images is member
         ]
         keys = self.selection.normalized_keys or ["input"]
-        index, number = matches[0] if len(matches) == 1 else (len(keys), 0)
+        index, number = matches[0] if len(matches) == 1 else (len(keys), 0)  # no data key has the index ``len(keys)``
         if keys[index : index + 1] != ["input"]:
             return None  # ``member`` is not the images that the pipeline transforms, or the pipeline reads it twice
-        with CallSeeds(position, self.name):
+        with CallSeeds(position, self.name):  # the same seeds as in ``run``, so the crops are the same
             windows: Windows | None = windows_read(shapes, number) if number else windows_read(shapes)
         if windows is None:
             return None
@@ -419,6 +420,7 @@ class _BoundTransform(BoundStage):
         with CallSeeds(position, self.name), torch.no_grad() if self._has_weights else nullcontext():
             try:
                 keys = self.selection.data_keys
+                # A ``partial`` may fix the data keys, to which the keys of typed members must be added.
                 if keys is None and self._typed_names and isinstance(self._transform, partial):
                     keys = self._transform.keywords.get("data_keys")
                 if keys is None:
@@ -436,7 +438,7 @@ def _accepts_data_keys(transform: Callable[..., Any]) -> bool:
         parameters = inspect.signature(getattr(transform, "forward", transform) if is_module else transform).parameters
     except (TypeError, ValueError):
         return True
-    return "data_keys" in parameters or any(value.kind is value.VAR_KEYWORD for value in parameters.values())
+    return "data_keys" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
 
 
 def as_stage(stage: Any) -> Stage:

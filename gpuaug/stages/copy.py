@@ -1,8 +1,8 @@
 """Copy of a batch from the host to the device: small tensors are packed into one copy, others are copied one by one.
 
-A *leaf* is a value in a batch that is not a container, such as a tensor. *Target dicts* are annotations, one dict per image;
-``PackedTargets`` holds them as one tensor per key. *Pageable* memory is host memory that is not page-locked: the host waits for
-copies from it.
+A *member* is an entry of a batch, and a *leaf* a member that is not a container, such as a tensor. *Target dicts* are
+annotations, one dict per image; ``PackedTargets`` holds them as one tensor per key. *Pageable* memory is host memory that is
+not page-locked: the host waits for copies from it.
 """
 
 import copy
@@ -53,7 +53,7 @@ class Copied:
     num_bytes: int = 0
     """Bytes that were copied to the device."""
     resident: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that were on the device before the copy, and were not allocated on the copy's stream."""
+    """Tensors that were on the device before the copy. The copy lane has not allocated their memory."""
     has_resident_objects: bool = False
     """Whether an object with a ``to`` method was, or may have been, on the device before the copy."""
 
@@ -75,10 +75,11 @@ class Copier:
 
     def __init__(self, device: torch.device, *, warn_pageable: bool = True) -> None:
         self._device = device
-        self._non_blocking = device.type == "cuda"
+        self._non_blocking = device.type == "cuda"  # whether to request asynchronous copies
         self._first_batch_checked = False
         self._warn_pageable = warn_pageable
         self._takes_non_blocking: dict[type, bool] = {}
+        """Class of an object → whether its ``to`` method has a parameter ``non_blocking``."""
 
     def copy(self, batch: Batch) -> Copied:
         """Queue the copy of ``batch`` on the current stream.
@@ -117,10 +118,10 @@ class Copier:
             cls = type(leaf)
             if cls not in self._takes_non_blocking:
                 self._takes_non_blocking[cls] = _accepts_non_blocking(leaf.to)
-            asynchronous = self._non_blocking and self._takes_non_blocking[cls]
+            is_asynchronous = self._non_blocking and self._takes_non_blocking[cls]
             # A copy, because the ``to`` of a mapping may change the mapping in place, and the user's loader may use it again.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
-            moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
+            moved = mover.to(self._device, non_blocking=True) if is_asynchronous else mover.to(self._device)
             if moved is None:
                 raise ArgumentTypeError(
                     f"The to(device) method of {cls.__name__}, a member of the batch, must return the moved object, got None. "
@@ -130,7 +131,7 @@ class Copier:
                 isinstance(member, torch.Tensor) and member.device == self._device for member in batches.inner_values(leaf)
             )
             return moved
-        copied.packed |= type(leaf) is TargetsLayout  # the part of ``PackedTargets`` that stays on the host
+        copied.packed |= type(leaf) is TargetsLayout  # the leaf of each ``PackedTargets`` that stays on the host
         return leaf
 
     def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:

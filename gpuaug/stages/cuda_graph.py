@@ -5,6 +5,7 @@ inputs, arithmetic settings of torch, and weight addresses, which determine the 
 graph if its signature has occurred earlier in the same iterator of the loader, and the graph fits into the memory limit.
 Otherwise the batch runs *eager*: its kernels are launched one by one, as for a smaller last batch of an epoch. The choice
 depends only on the sequence of batches, so it is the same for every ``depth`` (number of batches that are launched ahead).
+A *leaf* is a value of a result that is not a container, such as a tensor.
 """
 
 import gc
@@ -136,15 +137,15 @@ class GraphRunner:
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
             self._add_graph(signature, inputs, signatures.needs[signature])
-        captured = self._graphs[signature]
+        captured_graph = self._graphs[signature]
         # no_grad, because an input that requires grad would connect the copies of all batches in one autograd graph.
         with torch.no_grad():
-            for static_value, value in zip(captured.inputs, inputs, strict=True):
+            for static_value, value in zip(captured_graph.inputs, inputs, strict=True):
                 if isinstance(static_value, torch.Tensor):
                     static_value.copy_(value)
-        captured.graph.replay()
+        captured_graph.graph.replay()
         self.replayed += 1
-        return captured.outputs
+        return captured_graph.outputs
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
         """Capture a graph for the signature of ``inputs``, unless it exists, is not possible or exceeds the limits.
@@ -218,7 +219,7 @@ class GraphRunner:
         """
         outputs = self._run_observed(inputs, signature)
         if self.eager_reason is not None:
-            # The encoder may omit the operation during a capture: the library transformers reads a mask on the host to choose
+            # The encoder may omit the operation during a capture: the library Transformers reads a mask on the host to choose
             # a kernel, but not during a capture. A second run shows whether a capture would fail. Its outputs are not used.
             self.eager_reason = None
             with _as_in_a_capture():
@@ -304,7 +305,7 @@ class GraphRunner:
 
         In capture mode, the allocator never reuses blocks for which ``record_stream`` was called.
         """
-        assert self._pool is not None
+        assert self._pool is not None  # ``_capture`` has created it
         device = torch.cuda.current_device()
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)
@@ -331,11 +332,11 @@ def _is_on_gpu(value: Any) -> bool:
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """Return the reason why a graph of ``encoder`` cannot be captured; ``None`` if no reason is known before a run."""
-    # Not imported, which takes a second: if it was not imported elsewhere, no module is compiled.
+    # ``torch._dynamo`` is not imported here, which takes a second: if no other code has imported it, no module is compiled.
     dynamo: Any = sys.modules.get("torch._dynamo")
     for name, module in encoder.named_modules():
-        compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+        is_compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may run from its own CUDA graphs"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         has_user_hook = any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS_HOOK_MODULES) for hook in hooks)

@@ -1,6 +1,6 @@
 """*Definition* of a stage: text of the arguments of the stage and of its transform or encoder.
 
-Checkpoints store definitions. When a loader is resumed, they are compared with those of its stages.
+Checkpoints store definitions. When a loader is resumed, they are compared with the definitions of its stages.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def _arguments_text(stage: Stage) -> str:
 
 
 def arguments(stage: Stage) -> dict[str, Any]:
-    """Return name → value of the arguments that were passed to a stage, except those that do not change batches.
+    """Return name → value of the arguments that were passed to a stage, except arguments that do not change batches.
 
     The names of stages and of decoders are omitted, too: they are other entries of a checkpoint.
     """
@@ -153,6 +153,7 @@ class _Writer:
 
     def _array(self, value: Any) -> str:
         """Return the text of a NumPy array: as of a tensor if its elements are numbers, else as of the list of its elements."""
+        # In the byte order of the machine, which torch requires.
         array = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False))
         # The bytes of objects are addresses, and long doubles have padding.
         if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
@@ -228,22 +229,22 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
         return
     cls: Any = type(value)
-    of_library = any(map(_is_of_library, cls.__mro__))
+    is_of_library = any(map(_is_of_library, cls.__mro__))
     for name, attribute in without_ignored(value, getattr(value, "__dict__", {})).items():
-        if of_library or name.strip("_") in _parameters(cls):
+        if is_of_library or name.strip("_") in _parameters(cls):
             yield name, attribute
 
 
 def without_ignored(value: Any, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of ``value`` without those that change during a run or do not depend on an argument."""
-    of_kornia = any(base.__module__.startswith("kornia.") for base in type(value).__mro__)
+    """Return the attributes of ``value`` without attributes that change during a run or depend on no argument."""
+    is_of_kornia = any(base.__module__.startswith("kornia.") for base in type(value).__mro__)
     return {
         name: attribute
         for name, attribute in attributes.items()
         if name not in _IGNORED_ATTRIBUTES
         and not isinstance(attribute, IGNORED_TYPES)
         # Kornia's modules store the dtype that .to() sets, and distributions that are computed from other attributes.
-        and not (of_kornia and (name == "dtype" or isinstance(attribute, Distribution)))
+        and not (is_of_kornia and (name == "dtype" or isinstance(attribute, Distribution)))
     }
 
 

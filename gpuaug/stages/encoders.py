@@ -1,4 +1,7 @@
-"""Frozen encoders of a ``FeatureStage``: their modules and names, and their call, which returns a part of their result."""
+"""Frozen encoders of a ``FeatureStage``: their modules and names, and their call, which returns a part of their result.
+
+A *leaf* is a value in a result or input that is not a container, such as a tensor.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +109,7 @@ class EncoderCall:
     def module(self) -> nn.Module:
         """The module that the encoder calls."""
         module = module_of(self.encoder)
-        assert module is not None
+        assert module is not None  # the stage has checked the encoder by ``is_encoder``
         return module
 
     def __call__(self, *values: Any) -> Any:

@@ -1,6 +1,7 @@
 """``FeatureStage``: a stage that runs a frozen encoder, or several (*branches*), each on a separate *lane* (CUDA stream).
 
 An encoder runs from a CUDA graph, or *eager*: its kernels are launched one by one. A *bound* stage is a stage in one loader.
+A *member* is an entry of a batch.
 """
 
 import warnings
@@ -133,10 +134,10 @@ class FeatureStage(Stage):
         self.autocast = autocast
         self.memory_format = memory_format
         self.graph_bytes = graph_bytes
-        self.captures = capture == "auto"
+        self.captures = capture == "auto"  # whether batches may run from CUDA graphs
         self.cache = cache
         self._bound_features: WeakSet[_BoundFeature] = WeakSet()
-        """The stage in each loader that exists."""
+        """The bound stages of the loaders that exist."""
         self._inputs_to_capture: list[tuple[torch.Tensor, ...]] = []
         """Per graph, meta tensors like the inputs, from all calls of ``capture``."""
         self._prepare_encoders()
@@ -331,7 +332,7 @@ class _BoundFeature(BoundStage):
     def encoder_runs(self) -> EncoderRuns:
         """Return the numbers of captures, replays and eager runs since the last call."""
         runs = [branch.encoder_runs() for branch in self._branches.values()]
-        return EncoderRuns(*map(sum, zip(*runs, strict=True)))
+        return EncoderRuns(*map(sum, zip(*runs, strict=True)))  # sum per field
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         hints.refuse_encoded(values)
@@ -395,7 +396,7 @@ class _Branch:
         if stage.captures and not lanes.in_line:
             max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
             self._runner = GraphRunner(self._encode, lane, stage.memory_format, max_bytes)
-        self._runs = 0  # number of all runs
+        self._run_count = 0
         self._reported = EncoderRuns()  # numbers at the last call of ``encoder_runs``
         self._warned: set[str] = set()  # warnings that were raised: "reason", "room"
 
@@ -407,7 +408,7 @@ class _Branch:
     def encoder_runs(self) -> EncoderRuns:
         """Return the numbers of captures, replays and eager runs since the last call."""
         captured, replayed = (0, 0) if self._runner is None else (self._runner.captured, self._runner.replayed)
-        total = EncoderRuns(captured, replayed, self._runs - replayed)
+        total = EncoderRuns(captured, replayed, self._run_count - replayed)
         reported = self._reported
         self._reported = total
         return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
@@ -417,7 +418,7 @@ class _Branch:
         key = position.key(self._name)
         self.lane.make_current()
         result = copied(self._run(values, key, iterator_state))
-        self._runs += 1
+        self._run_count += 1
         return result
 
     def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
@@ -441,7 +442,7 @@ class _Branch:
         try:
             for values in inputs:
                 zeros = tuple(torch.zeros_like(value, device=self._device) for value in values)
-                with self._generators.keyed(0):
+                with self._generators.keyed(0):  # any key: the results are not used
                     self._runner.capture(zeros)
         except BaseException as error:
             self._recover(error)

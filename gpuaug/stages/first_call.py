@@ -2,7 +2,8 @@
 
 It finds the *parts* of the transform (modules and functions within it) that move or mix pixels, and the values of the batch
 that the transform may change. Other targets or labels then no longer match the images. *Members* are the entries of a batch.
-*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints. *Target dicts* are targets
+in one dict per image. A *data key* is Kornia's name for a type of input of a transform, such as ``"mask"``.
 """
 
 import re
@@ -133,7 +134,7 @@ class FirstCall:
                 result.update(id(leaf) for leaf in leaves if type_name(leaf))
             else:
                 result.update(map(id, [value, *leaves]))
-            if key == "targets":
+            if key == "targets":  # ``id(None)`` of missing targets is harmless: no target is ``None``
                 result.update(id(target.get(name)) for target in target_dicts(value) for name in TARGET_KEYS)
         return result
 
@@ -145,6 +146,7 @@ class FirstCall:
     def with_members(self, on: Mapping[Any, str]) -> str:
         """Return code for the stage with further members to transform, for messages. ``on``: further member → data key."""
         selectors = self.selection.on
+        # ``on`` is no mapping where ``names`` is used, and the default ``...`` reads index 0 of a batch with members.
         names = selectors if isinstance(selectors, tuple) else (0 if selectors is ... else selectors,)
         pipeline_keys = next((part.data_keys for part in self._parts if getattr(part, "data_keys", None)), ())
         # If the pipeline declares fewer data keys than there are members, the other members are images.

@@ -42,7 +42,10 @@ def fit(needs: Sequence[MemoryNeed], max_bytes: int) -> bool:
 
 
 def count_storage_bytes(leaves: Iterable[Any]) -> int:
-    """Return the bytes of the storages of the tensors among ``leaves``. A storage is counted once, and as a whole."""
+    """Return the bytes of the storages of the tensors among ``leaves``. A storage is counted once, and as a whole.
+
+    ``leaves``: values that are not containers.
+    """
     storage_bytes: dict[int, int] = {}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -124,7 +127,7 @@ class PeakAllocation:
         """Update the peak. Call after each operation."""
         current, total = self._read()
         used_before = self._current - self._start
-        allocated = total - self._total
+        allocated = total - self._total  # by the operation
         self.peak_bytes = max(self.peak_bytes, used_before + allocated)
         self._current = current
         self._total = total

@@ -26,10 +26,10 @@ from gpuaug.stages.first_call import FirstCall, target_dicts
 from gpuaug.stages.selection import Selection
 
 _MASK_DATA_KEYS = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
-"""Usual names of masks in a batch, among them Kornia's data keys → data key."""
+"""Usual names of masks in a batch, among them Kornia's data keys → data key: ``masks`` and ``mask`` → ``mask``."""
 
 _TARGET_DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_DATA_KEYS}
-"""Usual names of targets in a batch → data key."""
+"""Usual names of targets in a batch → data key, such as ``boxes`` → ``bbox_xyxy``."""
 
 
 def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Selection] = ()) -> None:
@@ -278,10 +278,10 @@ class TargetSearch:
         elif name in _TARGET_DATA_KEYS and self._has_numbers(value, name):
             yield _Target(name, name, value)
         elif batches.is_container(value) and not isinstance(value, Ragged):
-            by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
-            inner_per_image = per_image or (by_index and len(value) == self._batch_size)
+            is_by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
+            inner_per_image = per_image or (is_by_index and len(value) == self._batch_size)
             for inner in batches.member_names(value):
-                inner_name = name if by_index else inner
+                inner_name = name if is_by_index else inner
                 yield from self.targets(batches.member(value, inner), inner_name, per_image=inner_per_image)
 
     def _has_numbers(self, value: Any, name: str) -> bool:
@@ -300,7 +300,7 @@ class TargetSearch:
                 return not self._sizes or (len(value), len(first)) in self._sizes
         elif _are_numbers(value):
             lengths = {len(value), *(len(number) for number in value if getattr(number, "ndim", 0))}
-            return 4 in lengths if name != "keypoints" else max(lengths) > 1
+            return 4 in lengths if name != "keypoints" else max(lengths) > 1  # a box has four numbers, a point two or more
         return any(self._has_numbers(inner, name) for inner in value)
 
     def _by_name(self, value: Any, name: Any) -> str | None:

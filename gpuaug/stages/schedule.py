@@ -43,14 +43,14 @@ def until(epoch: int, first: Any, then: Any) -> Stage:
         [1.0, 1.0, 0.0, 0.0]
     """
     start = whole_number("epoch", epoch, _COUNT_EPOCHS)
-    stages = {0: as_stage(first), start: as_stage(then)}
-    return _Schedule(stages, stages)
+    stages = {0: as_stage(first), start: as_stage(then)}  # only ``then`` if ``start`` is 0
+    return _Schedule(stages, stages)  # the second argument: values for ``repr``
 
 
 def schedule(make: Callable[[Any], Any], values: Mapping[int, Any]) -> Stage:
     """Return a stage that changes with the epoch: from each epoch in ``values`` on, it is ``make(value)``.
 
-    In every epoch, batches equal those of a loader with the stage of this epoch in place of the schedule, bit for bit. The
+    In every epoch, batches equal the batches of a loader with this epoch's stage in place of the schedule, bit for bit. The
     epoch is the loader's: ``set_epoch`` and ``load_state_dict`` select the stage. Workers of the wrapped loader have no part.
 
     Args:
@@ -115,7 +115,7 @@ class _Schedule(Stage):
 
     def __init__(self, stages: Mapping[int, Stage], values: Mapping[int, Any]) -> None:
         first = stages[0]
-        # ``on`` and ``into`` of this object have no effect: the loader uses those of the stage for the epoch.
+        # ``on`` and ``into`` of this object have no effect: the loader uses ``on`` and ``into`` of the epoch's stage.
         super().__init__(on=first.selection.on, into=first.selection.into, name=first.name)
         for stage in stages.values():
             if stage.name != first.name:
@@ -182,6 +182,7 @@ class _BoundSchedule(BoundStage):
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that all stages of the schedule hold."""
+        # Sum per field.
         return HeldBytes(*map(sum, zip(*(bound.held_bytes() for bound in self._bound_stages.values()), strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """Members of a batch that a stage reads (``on``) and writes (``into``).
 
 A *member* is an entry of a batch: an item of a tuple or list, a value of a mapping, or a field of a named tuple or dataclass. A
-*data key* is Kornia's name for a type of input, such as ``"input"`` (images), ``"mask"`` or ``"bbox"``.
+*data key* is Kornia's name for a type of input, such as ``"input"`` (images), ``"mask"`` or ``"bbox"``. A *leaf* is a batch
+without members, such as a tensor; here also a ``Ragged`` or an ``Encoded``.
 """
 
 import dataclasses
@@ -108,6 +109,7 @@ class Selection:
         keys = self.normalized_keys
         if keys is None:
             return names if len(names) == 1 else []
+        # ``names`` is empty for a batch that is a leaf.
         return [name for name, key in zip(names, keys, strict=False) if key == "input"]
 
     @property
@@ -129,13 +131,13 @@ class Selection:
         """
         if self.on is None:
             return result
-        targets = self.on if self.into is ... else self.into
-        if targets is ...:
+        written = self.on if self.into is ... else self.into
+        if written is ...:
             return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
-        if not isinstance(targets, tuple | Mapping):
-            return self._put(batch, {targets: result})
-        names = tuple(targets)
-        if isinstance(targets, Mapping) and len(names) == 1:
+        if not isinstance(written, tuple | Mapping):
+            return self._put(batch, {written: result})
+        names = tuple(written)
+        if isinstance(written, Mapping) and len(names) == 1:
             return self._put(batch, {names[0]: result})  # for a single data key, Kornia returns one value, not a list
         if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
@@ -166,7 +168,7 @@ class Selection:
                 )
         if form == "sequence" and _is_index(selector) and -len(batch) <= selector < len(batch):
             return batch[selector]
-        if form != "sequence" and selector in members:
+        if form != "sequence" and selector in members:  # ``members`` is empty for a leaf
             return batches.member(batch, selector)
         way_out = f"It has {_listed(members)}." if members else "Leave on out. Pass on=None for batches that may be empty."
         raise SelectionError(

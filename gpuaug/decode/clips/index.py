@@ -1,5 +1,8 @@
 """Index of a video: the number of each frame, and the packets from which selected frames are decoded.
 
+A *packet* is a unit of coded data, usually of one frame. P is the number of packets, N the number of frames, and T the number
+of selected frames. *Display rank*: a number per packet that ascends in the order in which frames are displayed.
+
 **Frame numbers.** Frames are numbered in the order in which a decoder that reads the whole file returns them, starting at 0. In
 H.264, HEVC, VP9 and AV1, each packet holds one frame, and in some containers presentation time stamps give this order. Then all
 packets are read once, without decoding. All other files are also decoded once, and so are files whose first frames refer to
@@ -97,9 +100,9 @@ class Packets(NamedTuple):
     stamp: NDArray[np.int64]
     """(P,) presentation time stamp in the file; the decoding time stamp if there is none."""
     checksum: NDArray[np.uint32]
-    """(P,) ``_checksum``."""
+    """(P,) result of ``_checksum``."""
     display_rank: NDArray[np.int64]
-    """(P,) sort key of display order."""
+    """(P,) sort key of display order: the time stamp, or, if the file was decoded, a number by the order of the decoder."""
     has_visible_frame: NDArray[np.bool_]
     """(P,) whether the packet holds a frame that is displayed."""
     keys: NDArray[np.int64]
@@ -151,9 +154,10 @@ class Index(NamedTuple):
             frame_packets: (T,) packet indices of the frames.
         """
         keys, rank = self.packets.keys, self.packets.display_rank
-        # (index into ``keys`` of the last key frame from which the frame can be decoded, packet index of the frame).
+        # Per frame: (index into ``keys`` of the last key frame from which the frame can be decoded, packet index of the frame).
         key_of_frames: list[tuple[int, int]] = []
         for packet in np.unique(frame_packets).tolist():
+            # ``initial=0``: if no key frame is usable, packet 0, the first of ``keys``.
             usable = np.flatnonzero((keys <= packet) & (rank[keys] <= rank[packet]))
             key_of_frames.append((int(usable.max(initial=0)), packet))
         # Packets without a visible frame belong to the packet before them: they may hold the second field of its frame. So a
@@ -241,13 +245,15 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
         raise VideoError("it has no frame")
     frame: Any = None
     if container.format.name in CONTAINERS_WITH_PTS and codec in CODECS_WITH_A_FRAME_PER_PACKET:
-        # A packet of a transport stream may hold one of the two fields of an interlaced frame.
+        # A packet of a transport stream may hold one of the two fields of an interlaced frame. ``field_order`` is 0 if unknown,
+        # 1 if frames are progressive, and more if they are interlaced.
         may_hold_fields = codec == "h264" and context.field_order > 1 and container.format.name == "mpegts"
         frame = None if may_hold_fields else _decode_alone(first_packet, context)
     scanned = np.fromiter(_scan(itertools.chain([first_packet], packets), context, length_size), _SCANNED)
     stamps = _filled(scanned["stamp"])
     packet_indices = np.arange(len(scanned))
     is_key = scanned["is_key"]
+    # All frames are decoded if the first packet cannot be decoded alone, or the time stamps do not give the display order.
     are_decoded = frame is None or not _gives_display_order(scanned, codec, reorder)
     if are_decoded:
         stream = open_again().streams.video[0]
@@ -331,11 +337,11 @@ def _filled(stamps: NDArray[np.int64]) -> NDArray[np.int64]:
     Raises:
         VideoError: If no packet has a time stamp.
     """
-    missing = stamps == _NO_STAMP
-    if missing.all():
+    is_missing = stamps == _NO_STAMP
+    if is_missing.all():
         raise VideoError(f"its frames have no time stamps: {CONVERT}")
     filled = stamps.copy()
-    filled[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), stamps[~missing])
+    filled[is_missing] = np.interp(np.flatnonzero(is_missing), np.flatnonzero(~is_missing), stamps[~is_missing])
     return filled
 
 
@@ -404,7 +410,7 @@ def _decode(stream: Any, count: int) -> tuple[Any, NDArray[np.int64], list[int]]
 def _ranks(packet_of_frame: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Return the (P,) sort key of display order.
 
-    A packet without a visible frame gets a number immediately after the number of the packet before it.
+    A packet without a visible frame is sorted immediately after the packet before it.
 
     Args:
         packet_of_frame: (N,) packet index of each visible frame, in display order.
@@ -413,7 +419,9 @@ def _ranks(packet_of_frame: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     packet_indices = np.arange(count)
     ranks = np.full(count, -1)
     ranks[packet_of_frame] = np.arange(len(packet_of_frame))
+    # Index of the last packet with a visible frame up to each packet; -1 if there is none.
     packet_before = np.maximum.accumulate(np.where(ranks >= 0, packet_indices, -1))
+    # The number of a frame times (count + 1), plus the distance from its packet, which is at most ``count``.
     return np.where(packet_before >= 0, ranks[packet_before], -1) * (count + 1) + packet_indices - packet_before
 
 
@@ -447,7 +455,8 @@ def _orientation(frame: Any) -> int:
     x_scale, y_scale, *skew = (c, b, a, d) if is_transposed else (a, d, b, c)
     if max(map(abs, skew)) > _MAX_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
         raise VideoError(f"its display matrix rotates by other than a multiple of 90 degrees, or skews: {CONVERT}")
-    reversals = [(False, False), (True, False), (True, True), (False, True)]  # of x and y, after rows have become columns
+    # Reversals of x and y, after rows have become columns, in the order of the EXIF orientations 1 to 4, and 5 to 8.
+    reversals = [(False, False), (True, False), (True, True), (False, True)]
     return reversals.index((x_scale < 0, y_scale < 0)) + (5 if is_transposed else 1)
 
 

@@ -1,6 +1,8 @@
 """Buffer offset and decoder of each clip in a batch, and the conversion of decoded frames to RGB.
 
-The video engines of a card write frames in the format NV12: H lines of luma, then H/2 lines with blue and red chroma in turn.
+A *clip* is a number of selected frames of a video, and its *packets* (encoded frames). An *upright* frame is rotated as its
+EXIF orientation requires. The video engines of a card (decoding hardware of a GPU) write frames in the format NV12: H lines of
+luma, then H/2 lines with blue and red chroma in turn.
 """
 
 import itertools
@@ -35,13 +37,13 @@ class ClipInfo(NamedTuple):
     start: int
     """Offset of the clip in the data of the batch, in bytes."""
     extradata_size: int
-    """Number of bytes of the codec's parameter sets, which precede the packets."""
+    """Number of bytes of the codec's parameter sets (its ``extradata``), which precede the packets."""
     stream: Stream
     """Codec, size and colours. ``orientation`` is 1 if ``exif=False``."""
     packets: list[tuple[int, int, int, bool]]
     """(start, size, time stamp, whether it is a key frame) per packet: records of ``PACKET``."""
     positions: dict[int, list[int]]
-    """Time stamp of each selected frame → positions in the clip at which the frame occurs."""
+    """Time stamp (``pts`` of ``PACKET``) of each selected frame → positions in the clip at which the frame occurs."""
 
 
 class ClipLayout(BatchLayout):
@@ -65,7 +67,7 @@ class ClipLayout(BatchLayout):
         """Number of frames per clip."""
         if not options.exif:
             self.headers["orientation"] = 1
-        is_transposed = self.headers["orientation"] > 4
+        is_transposed = self.headers["orientation"] > 4  # orientations 5 to 8 swap height and width
         self.sizes = np.where(is_transposed[:, None], self.stored[:, ::-1], self.stored)
         """(B, 2) heights and widths of upright frames."""
         pixels = self.stored.prod(1) * self.frames

@@ -1,4 +1,7 @@
-"""The module ``av`` (PyAV), imported on first use."""
+"""The module ``av`` (PyAV, Python bindings of FFmpeg), imported on first use.
+
+A *container* is the file format of a video, or PyAV's object that reads it; FFmpeg's reader of a container is a *demuxer*.
+"""
 
 from functools import cache
 from typing import Any, BinaryIO

@@ -1,7 +1,10 @@
 """Limits of videos, and the error for a video that cannot be read. ``docs/clips_from_files.md`` states the limits."""
 
 MAX_PACKETS = 2**24
-"""Maximum number of packets of a video, and of all tracks that an MP4 file declares: six days with 30 frames per second."""
+"""Maximum number of packets of a video, and of all tracks that an MP4 file declares: six days with 30 frames per second.
+
+A packet is a unit of coded data, usually one frame.
+"""
 
 MAX_TRACKS = 64
 """Maximum number of tracks of a video: of pictures, sound and text."""

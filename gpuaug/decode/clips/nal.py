@@ -1,8 +1,8 @@
 """NAL units, the parts of packets of H.264 and HEVC: conversion of their format, key frames, and frames that others refer to.
 
-MP4 and Matroska store the length of each NAL unit before the unit. The alternative is a start code before each unit (Annex B of
-the standards). The video engines of a card support start codes only, and libavcodec supports both, so clips are packed with
-start codes.
+A *packet* is a unit of coded data, usually of one frame. MP4 and Matroska store the length of each NAL unit before the unit.
+The alternative is a start code before each unit (Annex B of the standards). The video engines of a GPU support start codes
+only, and libavcodec supports both, so clips are packed with start codes.
 """
 
 from collections.abc import Iterator
@@ -35,6 +35,7 @@ def parameter_sets(codec: str, extradata: bytes) -> tuple[bytes, int]:
         offset = 5 if is_h264 else 23
         for number in range(2 if is_h264 else extradata[22]):  # H.264: sequence parameter sets, picture parameter sets
             if is_h264:
+                # The number of sequence parameter sets has 5 bits, and the number of picture parameter sets 8 bits.
                 count, offset = extradata[offset] & (31, 255)[number], offset + 1
             else:
                 count, offset = int.from_bytes(extradata[offset + 1 : offset + 3], "big"), offset + 3
@@ -84,10 +85,11 @@ def is_key_frame(codec: str, packet: bytes | memoryview) -> bool:
         packet: (bytes,) packet that its container marks as a key frame, with start codes.
     """
     units = _units(codec, packet)
-    if codec == _HEVC:
+    if codec == _HEVC:  # types of IRAP frames
         return any(16 <= unit_type <= 23 for unit_type, _ in units)
-    # An SEI unit whose first message is a recovery point. Its number of frames until pictures are correct begins with bit 1 if
-    # it is 0. Other numbers (gradual refresh) are not used: x264 states too small ones.
+    # H.264: a unit of an IDR frame (5), or an SEI unit (6) whose first message is a recovery point. The number of frames until
+    # pictures are correct is then 0, which is coded as one bit 1. Other numbers (gradual refresh) are not used: x264 states too
+    # small ones.
     return codec != _H264 or any(
         unit_type == 5 or (unit_type == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for unit_type, unit in units
     )
@@ -118,7 +120,7 @@ def is_reference(codec: str, packet: bytes | memoryview) -> bool:
     if codec != _H264:
         return True
     slices = [unit[0] for unit_type, unit in _units(codec, packet) if 1 <= unit_type <= 5]
-    return not slices or any(header & 0x60 for header in slices)
+    return not slices or any(header & 0x60 for header in slices)  # ``nal_ref_idc``: 0 if not used for prediction
 
 
 def _units(codec: str, packet: bytes | memoryview) -> Iterator[tuple[int, bytes]]:

@@ -1,4 +1,9 @@
-"""Packing of encoded clips into one buffer: per clip, the codec's parameter sets and the packets to decode."""
+"""Packing of encoded clips into one buffer: per clip, the codec's parameter sets and the packets to decode.
+
+A *clip* is a number of selected frames of a video, and the packets from which these are decoded. A *packet* is a unit of coded
+data, usually of one frame. *Display rank*: a number per packet that ascends in the order in which frames are displayed
+(``Packets.display_rank``). A *member* is an entry of a batch.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -102,7 +107,7 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         if missing and (isinstance(numbers, str) or clip.at is not None or clip.short != "error"):
             count = len(index.packets.stamp)
             raise VideoError(f"its data end after {count} of {count + missing} frames")
-        if isinstance(numbers, str):
+        if isinstance(numbers, str):  # the reason why the video does not contain the clip
             raise VideoError(numbers)
         clip_frames = packet_of_frame[numbers]
         ranks = index.packets.display_rank
@@ -115,8 +120,8 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 content = nal.with_start_codes(memoryview(packet), index.length_size)
                 rank, is_visible = int(ranks[number]), bool(index.packets.has_visible_frame[number])
                 # Frames after a key frame that are displayed before it may be predicted from frames before the key frame, and
-                # no frame that is displayed after the key frame is predicted from them. They are omitted, except from packet 0,
-                # where PyAV shows them, and from MPEG-4, whose packets may hold the data of the next packet.
+                # no frame that is displayed after the key frame is predicted from such frames. Such frames are omitted, except
+                # after packet 0, where PyAV shows them, and in MPEG-4, whose packets may hold the data of the next packet.
                 if rank < ranks[first] and not (is_visible and (first == 0 or codec == "mpeg4")):
                     continue
                 if is_visible and rank not in selected_ranks and not nal.is_reference(codec, content):
@@ -127,6 +132,6 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 all_visible &= is_visible
                 if len(data) > limits.MAX_CLIP_BYTES:
                     raise VideoError(f"its packets from a key frame to the end have more than {limits.MAX_CLIP_BYTES} bytes")
-        first_content = bytes(data[packets[0][0] :][: packets[0][1]])
+        first_content = bytes(data[packets[0][0] :][: packets[0][1]])  # content of the first packet, by its offset and size
     fits_nvdec = (codec != "h264" or nal.is_idr(codec, first_content)) and (all_visible or not index.frames.are_decoded)
     return _ClipPackets(index, ranks[clip_frames], data, packets, fits_nvdec)

@@ -1,4 +1,7 @@
-"""``read_clip``: selection of frames of a video for a batch."""
+"""``read_clip``: selection of frames of a video for a batch.
+
+A *clip* is a number of selected frames of a video. A *sample* is an element of the dataset, and a *member* a value within it.
+"""
 
 import math
 import os
@@ -74,7 +77,7 @@ class Clip(Undecoded):
                 )
             numbers += displayed
         elif self.at is not None:
-            start_count = max(count - int(numbers[-1]), 1)
+            start_count = max(count - int(numbers[-1]), 1)  # number of possible first frames; ``numbers`` ascend with ``at``
             numbers += min(int(self.at * start_count), start_count - 1)
         if numbers.min() >= 0 and numbers.max() < count:
             return numbers
@@ -154,8 +157,9 @@ def read_clip(
         >>> read_clip("videos/juggling.mp4", frames=16, stride=4, start_s=2.5)
         Clip('videos/juggling.mp4', 16 frames)
     """
-    is_list = hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ()
+    is_list = hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ()  # a tensor without axes is a number
     choices = {"start": start, "start_s": start_s, "at": at, "times_s": times_s}
+    # Names, for the message, of the arguments that choose the position of the clip.
     passed = ["a list of frames"] * is_list + [name for name, value in choices.items() if value is not None]
     if len(passed) > 1:
         raise ArgumentError(

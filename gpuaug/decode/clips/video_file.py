@@ -1,4 +1,7 @@
-"""Videos in worker processes: cache of open files, and the packets of a clip."""
+"""Videos in worker processes: cache of open files, and the packets of a clip.
+
+A *packet* is a unit of coded data, usually of one frame. A *clip* is a number of selected frames of a video.
+"""
 
 import itertools
 import os
@@ -30,8 +33,8 @@ class Videos:
     """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos that are idle.
 
     A video is idle if no thread is using it. A forked process does not use the open videos of its parent, because the files of
-    both processes share one read position. It does not close these videos either, because that may wait for threads of the
-    parent's decoders.
+    both processes share one read position. It does not close these videos either, because closing may wait for threads
+    of the parent's decoders.
     """
 
     def __init__(self) -> None:
@@ -64,7 +67,7 @@ class Videos:
         """
         av = libav.required_module()
         try:
-            key: tuple[Any, ...] = ()
+            key: tuple[Any, ...] = ()  # of bytes, which are never kept open
             if isinstance(source, str):
                 sys.audit(READ_EVENT, source)  # the video may be open already
                 status = os.stat(source)
@@ -121,7 +124,7 @@ class Video:
     def _open(self) -> Any:
         """Open the file again, and return the container at its beginning.
 
-        A seek to the beginning would not do, because a container may return other packets after a seek.
+        A seek to the beginning is not enough, because a container may return other packets after a seek.
         """
         self.close()
         self._file = open_file(self._source) if isinstance(self._source, str) else BytesIO(self._source)

@@ -1,7 +1,8 @@
 """Decoding of baseline JPEGs by the JPEG engines (decoding hardware) of a data-centre GPU (*card*).
 
 One call per batch and chroma subsampling decodes all files with this subsampling, of all members of the batch. A *window* is
-the part of an image that is decoded.
+the part of an image that is decoded. A *member* is an entry of the batch: images that were collated together. A *group* is the
+files of one chroma subsampling, or grey files. A *lane* is a CUDA stream.
 """
 
 import threading
@@ -31,11 +32,17 @@ factors of luma.
 """
 
 _GREY = 0
-"""Value of ``FILE["group"]`` for grey files. For files with chroma, the group is the value of ``sampling``."""
+"""Value of ``FILE["group"]`` for grey files. For files with chroma, the group is the value of ``sampling``.
+
+``SAMPLINGS`` has no 0, so a group is either grey or has chroma.
+"""
 
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return the (B,) mask of the JPEGs whose chroma subsampling and size the engines support. The format is not checked."""
+    """Return the (B,) mask of the JPEGs whose chroma subsampling and size the engines support. The format is not checked.
+
+    ``Hybrid`` has the same limits, and a limit of pixels.
+    """
     fits = is_among(table["sampling"], SAMPLINGS)
     fits &= np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
     return fits
@@ -105,7 +112,7 @@ class Engines(FileDecoder):
             layout = work.layout
             table = layout.headers[indices]
             files = card_files(work, indices)
-            files["work"] = number
+            files["work"] = number  # index into ``tasks``
             files["group"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
             sizes = self._decoder.sizes(files)
             matches = (sizes == layout.stored[indices]).all(1)
@@ -141,7 +148,7 @@ class Engines(FileDecoder):
                         if status and middle:
                             failed += [files[:middle], files[middle:]]
                             continue
-                        if status:
+                        if status:  # ``files`` has only one file, because a call of several files would be divided
                             tasks[int(files["work"][0])][0].problems[int(files["index"][0])] = nvjpeg.problem(status)
                         if _have_windows(tasks):
                             self._decoder.put_back(files)

@@ -135,9 +135,9 @@ class Hybrid(FileDecoder):
 
     def __init__(self, device: torch.device) -> None:
         self._decoders = {backend: nvjpeg.PhasedDecoder(device, backend) for backend in PINNED_SHARE}
-        self._calls = self._decoders[nvjpeg.HYBRID]
-        """Decoder whose methods run the phases for states of both backends."""
-        self.decodes_windows = self._calls.exact_windows
+        self._phase_decoder = self._decoders[nvjpeg.HYBRID]
+        """Decoder whose methods run the phases, also for states of the other decoder."""
+        self.decodes_windows = self._phase_decoder.exact_windows
         # One pool per backend and capacity: nvJPEG would wait for all work of the device to enlarge a state.
         self._pools: dict[_PoolKey, _Pool] = {}
         self._creation_lock = threading.Lock()
@@ -145,7 +145,7 @@ class Hybrid(FileDecoder):
     @property
     def version(self) -> str:
         """Version of nvJPEG."""
-        return f"nvJPEG {self._calls.version}"
+        return f"nvJPEG {self._phase_decoder.version}"
 
     @property
     def held_bytes(self) -> tuple[int, int]:
@@ -186,7 +186,7 @@ class Hybrid(FileDecoder):
         indices = indices[np.argsort(-headers["length"][indices])]
         keys = zip(_backends(headers[indices]).tolist(), _capacities(headers[indices]).tolist(), strict=True)
         # Calls are so large that the calls of this batch occupy a third of the threads: other batches, decoded at the same
-        # time, occupy the rest. With smaller calls, threads would wait more often for the interpreter's lock.
+        # time, occupy the other threads. With smaller calls, threads would wait more often for the interpreter's lock.
         max_images = min(max(3 * len(indices) // resources.pools.threads, 1), MAX_IMAGES)
         batch = _Batch(work, card_files(work, indices), [_PoolKey(*key) for key in keys], iter(range(len(indices))), max_images)
         # Taken before any state is in use: this thread puts the states back, and must not wait for a lane meanwhile.
@@ -226,11 +226,11 @@ class Hybrid(FileDecoder):
         """Run the host phases of files of a batch in one call, with one state each. Put the results into ``batch.ready``."""
         outcomes: Sequence[str | BaseException]
         try:
-            outcomes = self._calls.host_phases(states, batch.files[file_indices])
+            outcomes = self._phase_decoder.host_phases(states, batch.files[file_indices])
         except BaseException as error:
             outcomes = [error] * len(file_indices)
         for file_index, state, outcome in zip(file_indices, states, outcomes, strict=True):
-            if outcome:
+            if outcome:  # the host phase has failed, so no card phase follows
                 self._put_back([(batch.pool_keys[file_index], state)])
             if isinstance(outcome, BaseException):
                 batch.ready.put(outcome)
@@ -264,7 +264,7 @@ class Hybrid(FileDecoder):
         Raises:
             NvJpegError: If the pool has no state, and none can be created.
         """
-        pool = self._pools.get(key) or self._pools.setdefault(key, _Pool())
+        pool = self._pools.get(key) or self._pools.setdefault(key, _Pool())  # another thread may add the pool first
         try:
             return pool.idle.get_nowait()
         except Empty:
@@ -309,10 +309,10 @@ class Hybrid(FileDecoder):
                         results.append(ready.get())
                     unfinished -= len(results)
                     error = error or next((result for result in results if isinstance(result, BaseException)), None)
-                    with_state = [result for result in results if isinstance(result, tuple)]
-                    open_group += [(batch.pool_keys[file_index], state) for file_index, state in with_state]
-                    files = batch.files[[file_index for file_index, _ in with_state]]
-                    outcomes = self._calls.card_phases([state for _, state in with_state], files, lane.handle)
+                    successes = [result for result in results if isinstance(result, tuple)]
+                    open_group += [(batch.pool_keys[file_index], state) for file_index, state in successes]
+                    files = batch.files[[file_index for file_index, _ in successes]]
+                    outcomes = self._phase_decoder.card_phases([state for _, state in successes], files, lane.handle)
                     for index, outcome in zip(files["index"].tolist(), outcomes, strict=True):
                         if isinstance(outcome, BaseException):
                             error = error or outcome
@@ -362,7 +362,7 @@ class _Batch:
     work: Work[Layout]
     """Decoding task of the member."""
     files: NDArray[np.void]
-    """(n,) records of ``nvjpeg_loops.FILE``."""
+    """(n,) records of ``nvjpeg_loops.FILE``, one per image, in descending order of length."""
     pool_keys: list[_PoolKey]
     """Per file, the key of the pool whose states can decode the file."""
     pending: Iterator[int]
@@ -384,9 +384,9 @@ def _backends(headers: NDArray[np.void]) -> NDArray[np.int64]:
 
     ``headers``: (n,) records of ``HEADER``.
     """
-    on_card = headers["format"] == Format.JPEG
-    on_card &= headers["height"].astype(np.int64) * headers["width"] >= CARD_HUFFMAN_PIXELS
-    return np.where(on_card, nvjpeg.GPU_HYBRID, nvjpeg.HYBRID)
+    reads_on_card = headers["format"] == Format.JPEG
+    reads_on_card &= headers["height"].astype(np.int64) * headers["width"] >= CARD_HUFFMAN_PIXELS
+    return np.where(reads_on_card, nvjpeg.GPU_HYBRID, nvjpeg.HYBRID)
 
 
 def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
@@ -395,7 +395,8 @@ def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
     ``headers``: (n,) records of ``HEADER``.
     """
     area = (headers["height"].astype(np.int64) + 31) * (headers["width"].astype(np.int64) + 31)
-    # Product h·v of the sampling factors of luma, from ``sampling`` = 4·h + v. Luma has h·v times the pixels of a chroma plane.
+    # Product h·v of the sampling factors of luma (1 to 4), from ``sampling`` = 4·h + v: h is ``(sampling - 1) // 4``. Luma has
+    # h·v times the pixels of a chroma plane.
     luma_factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
     chroma_share = np.where(headers["channels"] == 3, 2 / np.maximum(luma_factors, 1), 0)
     bytes_needed = np.maximum(2.5 * area * (1 + chroma_share) + 2**18, MIN_CAPACITY)

@@ -32,11 +32,11 @@ from gpuaug.decode.work import Work
 Array = NDArray[Any]
 
 DecodeJobs = Callable[[Array, Array, Array, Array, int, Array], None]
-"""Loop over images: function of (files, output, jobs, offsets, channels, mask), which returns nothing.
+"""Loop over images: function of (files, out, jobs, starts, channels, decoded), which returns nothing.
 
-Decode the images whose ``mask``, (n,) bool, is true, and set ``mask`` to false where decoding fails. ``files`` and ``output``
-are flat arrays of bytes; ``jobs`` are (n,) records of ``IMAGE``; ``offsets`` are the (n,) offsets of the windows in ``output``;
-``channels`` is the number of channels in ``output``.
+``decoded``, (n,) bool, is true for each image to decode. The loop sets it to false where decoding fails. ``files`` and ``out``
+are flat arrays of bytes; ``jobs`` are (n,) records of ``IMAGE``; ``starts`` are the (n,) offsets of the windows in ``out``;
+``channels`` is the number of channels in ``out``.
 """
 
 WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
@@ -73,13 +73,13 @@ class Loops:
         self._channels = layout.channels
         self._jobs = jobs = layout.records
         selected = np.zeros(len(jobs), np.bool_)
-        if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:
+        if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:  # grey or RGB of 8 bits
             selected[indices] = layout.orientations[indices] == 1
         is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
         is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
-        masks = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
-        # (loop, (B,) mask of its images) for each loop that has images and can run here.
-        self._loops = [(decode_jobs, mask) for loop, mask in masks if mask.any() and (decode_jobs := loop()) is not None]
+        makers = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
+        # (loop, (B,) mask of its images) for each loop that has images and can run here. Only such a loop is made and compiled.
+        self._loops = [(decode_jobs, mask) for maker, mask in makers if mask.any() and (decode_jobs := maker()) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._loops)
@@ -96,7 +96,7 @@ class Loops:
             mask = is_of_loop[selected]
             if mask.any():
                 decode_jobs(self._files, self._out, self._jobs[selected], self._starts[selected], self._channels, mask)
-                decoded |= mask
+                decoded |= mask  # the loop has set ``mask`` to false where decoding failed
         return decoded
 
 
@@ -223,10 +223,11 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         words[10] = file
         words[11] = job["length"]
         iterator = np.int64(words.ctypes.data)
-        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))  # + 80: address of ``words[10]``
+        # + 80: address of ``words[10]``. The zeros: the file must be complete, and its state is not stored.
+        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
         decoded: bool = (
             demuxer != 0
-            and call(get_frame, (demuxer, 1, iterator)) & LOW != 0
+            and call(get_frame, (demuxer, 1, iterator)) & LOW != 0  # frames are numbered from 1
             and words[2] == job["width"] | job["height"] << 32
             and call_unlocked(decode_rgb, (words[5], words[6], buffer, size, 3 * job["width"])) != 0
         )

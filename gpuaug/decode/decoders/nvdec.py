@@ -113,15 +113,15 @@ class NvDec(FileDecoder):
                 for index, info in pending:
                     if work.is_abandoned:
                         break
-                    if problem := self._decode(work, index, info, lane):
+                    if problem := self._decode_clip(work, index, info, lane):
                         work.problems[index] = problem
                 events.append(lane.record_event())
         finally:
             resources.card_lanes.put(lane)
 
-    def _decode(self, work: Work[ClipLayout], index: int, info: ClipInfo, lane: Lane) -> str:
+    def _decode_clip(self, work: Work[ClipLayout], index: int, info: ClipInfo, lane: Lane) -> str:
         """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
-        assert work.raw is not None
+        assert work.raw is not None  # allocated if the card decodes at least one clip of the batch
         key = SessionKey(info.stream.codec, info.stream.height, info.stream.width)
         try:
             session = self.sessions.take(key, lane)
@@ -149,7 +149,7 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Te
     # NVDEC returns frames without time stamps, but in display order: frame ``count`` has time stamp ``time_stamps[count]``.
     count = 0
     for start, size in _packet_ranges(info):
-        for frame in session.feed(address + start if size else 0, size):
+        for frame in session.feed(address + start if size else 0, size):  # size 0 ends the clip
             if count == len(time_stamps):
                 return f"NVDEC returns more than {count} frames, which is its number of packets"
             positions = info.positions.get(time_stamps[count], ())  # indices into ``frames_out``; empty if not selected
@@ -170,11 +170,11 @@ def _packet_ranges(info: ClipInfo) -> Iterator[tuple[int, int]]:
     For codecs with start codes, a call takes several packets and the padding between them. The first call begins with the
     parameter sets of the codec, which precede the packets. For other codecs, a call takes one packet.
     """
-    count = PACKETS_PER_CALL if info.stream.codec in _START_CODES else 1
-    for first in range(0, len(info.packets), count):
+    packets_per_call = PACKETS_PER_CALL if info.stream.codec in _START_CODES else 1
+    for first in range(0, len(info.packets), packets_per_call):
         start, _, _, _ = info.packets[first]
-        end_start, end_size, _, _ = info.packets[min(first + count, len(info.packets)) - 1]
+        end_start, end_size, _, _ = info.packets[min(first + packets_per_call, len(info.packets)) - 1]
         if first == 0 and info.stream.codec in _START_CODES:
-            start = info.start
+            start = info.start  # offset of the parameter sets
         yield start, end_start + end_size - start
     yield 0, 0

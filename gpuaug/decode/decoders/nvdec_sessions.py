@@ -137,7 +137,7 @@ class SessionPool:
         """
         sessions = self._sessions.setdefault(_stream_key(lane), OrderedDict())
         session = sessions.pop(key, None)
-        while len(sessions) >= self._max_sessions:
+        while len(sessions) >= self._max_sessions:  # leaves room to put the taken session back
             sessions.popitem(last=False)  # deleting a session closes it
         return session or self._open_session(key, lane.handle)
 

@@ -26,7 +26,7 @@ FULL_RANGE = 2
 
 
 class PyAv(HostDecoder):
-    """Decode clips on host threads. Each clip is decoded by one thread, and has a new codec context, independent of others."""
+    """Decode clips on host threads. Each clip is decoded by one thread, in a new codec context (decoder of FFmpeg)."""
 
     name = "pyav"
     files = "all other clips"  # after the row of NVDEC in ``DecoderTable``

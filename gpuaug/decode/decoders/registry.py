@@ -138,7 +138,7 @@ def _find_on_card(
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
 ) -> FileDecoder | Absence:
-    """Return the decoder of a device: the one that exists, or a new one by ``create(decoder_type, device)``.
+    """Return the decoder of a device: an existing decoder, or a new one by ``create(decoder_type, device)``.
 
     Returns:
         The decoder, or the reason why it cannot be created. The next call then tries again.
@@ -177,7 +177,7 @@ def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecode
         decoder = decoder_type(device)
     except Exception as error:  # any type: the import of PyNvVideoCodec loads libraries of the driver, which may fail
         return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
-    # ``caps``: limits of each codec that the card decodes.
+    # ``caps``: limits of each codec that the card decodes. They are empty if it decodes none.
     return decoder if decoder.caps else Absence("no engines", "the card has no video engines")
 
 
@@ -194,8 +194,8 @@ def _report_absence(content: str, backend: Backend, decoders: DecodersByName, in
     reasons = [absence for absence in decoders.values() if isinstance(absence, Absence) and absence.cause != "not asked for"]
     if not reasons:
         return
-    absence = reasons[-1]  # of the last decoder: it could have decoded the files of the others, too
-    if backend in decoders:
+    absence = reasons[-1]  # reason of the last decoder, which could have decoded the files of the other decoders, too
+    if backend in decoders:  # the user has named this decoder
         raise DeviceError(
             f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {absence.words}. Leave it out."
         )

@@ -113,8 +113,8 @@ def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray
     top, left, height, width = windows.T
     # A block is 8·h pixels wide. ``sampling`` is 4·h + v, with the sampling factors h and v of luma.
     mcu_widths = np.where(table["channels"] == 1, 8, (table["sampling"].astype(np.int64) - 1) // 4 * 8)
-    margins = np.where(mcu_widths > 8, MARGIN, 0)
+    margins = np.where(mcu_widths > 8, MARGIN, 0)  # wider blocks have fewer chroma columns, which are interpolated
     block_widths = np.maximum(mcu_widths // scales, 1)  # in pixels of the downsampled images
     starts = np.maximum(left - margins, 0) // block_widths * block_widths
-    ends = np.minimum(left + width + margins, -(-table["width"].astype(np.int64) // scales))
+    ends = np.minimum(left + width + margins, -(-table["width"].astype(np.int64) // scales))  # at most the image's width
     return np.column_stack([top, starts, height, ends - starts])

@@ -61,18 +61,18 @@ def valid_orientation(value: Any) -> int:
 
 
 def is_tiff(prefix: bytes) -> bool:
-    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads: four valid signatures, and two others."""
+    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads: four are valid, and two are not."""
     return prefix[:4] in (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 
 
-def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
+def pages(data: memoryview, limits: dict[int, int]) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
     """Yield (tag number → values, number of tags) of each page. A page that cannot be read has no tags, and is the last.
 
     If the pages form a loop, the iterator does not end.
 
     Args:
         data: (bytes,) TIFF structure.
-        counts: Number of each tag that is read → maximum number of values to read; 0 to yield the number of values instead.
+        limits: Number of each tag that is read → maximum number of values to read; 0 to yield the number of values instead.
 
     Raises:
         LimitError: If the data do not begin like a TIFF; if a page has too many tags or bytes, or repeats a tag, or a tag has a
@@ -80,12 +80,13 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
     """
     if not is_tiff(bytes(data[:4])):
         raise LimitError("it is no TIFF")
+    # ``struct`` formats: of the byte order, and below of an offset (``word``) and of the number of tags.
     order = "<" if bytes(data[:1]) == b"I" else ">"
-    is_bigtiff = 43 in bytes(data[2:4])
+    is_bigtiff = 43 in bytes(data[2:4])  # the version, in either byte order; 42 for a TIFF
     word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
     # Bytes of the field for values at the end of an entry of ``entry_size`` bytes.
     inline_bytes = struct.calcsize(order + word)  # the entry of a longer value holds the offset of the value
-    position = 8 if is_bigtiff else 4
+    position = 8 if is_bigtiff else 4  # position of the offset of the next directory
     while True:
         try:
             (directory,) = struct.unpack_from(order + word, data, position)
@@ -94,7 +95,7 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
             (count,) = struct.unpack_from(order + count_format, data, directory)
             start = directory + struct.calcsize(order + count_format)
             position = start + count * entry_size
-            values = _page(data, order, word, start, entry_size, inline_bytes, count, counts)
+            values = _page(data, order, word, start, entry_size, inline_bytes, count, limits)
         except (struct.error, IndexError, OverflowError):  # the file ends
             yield {}, 0
             return
@@ -102,13 +103,13 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
 
 
 def _page(
-    data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int, counts: dict[int, int]
+    data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int, limits: dict[int, int]
 ) -> dict[int, tuple[Any, ...]]:
     """Return tag number → values, for the ``count`` tags of a page, whose first entry is at offset ``start``.
 
     An entry has the number of the tag, the type of its values, their number, and the values, or, if these have more than
     ``inline_bytes``, the offset of the values. ``order``, ``word``: ``struct`` formats of the byte order and of
-    offsets. ``counts``: see ``pages``.
+    offsets. ``limits``: see ``pages``.
 
     Raises:
         struct.error, IndexError, OverflowError: If the file ends before the values.
@@ -124,7 +125,7 @@ def _page(
         total_bytes += size if size <= len(data) else 0  # PIL and libtiff skip a value longer than the file
         if total_bytes > MAX_METADATA_BYTES:
             raise LimitError(f"its tags have more than {MAX_METADATA_BYTES} bytes, which is the limit")
-        if tag not in counts or not value_count:
+        if tag not in limits or not value_count:
             continue
         value_position = position + entry_size - inline_bytes
         if size > inline_bytes:
@@ -137,10 +138,10 @@ def _page(
             raise LimitError(f"its tag {tag} is repeated")
         if type_ not in _STRUCT_FORMATS:
             raise LimitError(f"its tag {tag} has type {type_}, which is no integer")
-        if not counts[tag]:
+        if not limits[tag]:
             values_of[tag] = (value_count,)
             continue
-        count_read = min(value_count, counts[tag])
+        count_read = min(value_count, limits[tag])
         values_of[tag] = struct.unpack_from(f"{order}{count_read}{_STRUCT_FORMATS[type_]}", data, value_position)
     return values_of
 

@@ -21,13 +21,14 @@ class Header(NamedTuple):
     width: int = 0
     """Width in the file, in pixels."""
     channels: int = 0
-    """Number of components of a JPEG, or of bands of another image."""
+    """Number of components of a JPEG, or of bands (channels, in the terms of PIL and TIFF) of another image."""
     stored_channels: int = 0
     """Number of channels if decoded with ``channels=None``, where palettes and CMYK become RGB, and pages of a TIFF are bands.
 
     0 if the pages of a TIFF are not bands of one image.
     """
     format: Format = Format.UNREADABLE
+    """Format, on which the choice of the decoder depends."""
     sampling: int = 0
     """JPEG chroma subsampling 4*h + v, where h and v are the horizontal and vertical sampling factors of the luma component.
 
@@ -55,7 +56,8 @@ class ImageFormat(NamedTuple):
     begins: Callable[[bytes], bool]
     """Function that returns whether a file of this format may begin with the bytes, at least 64 or the whole file.
 
-    Bytes in a batch may also be labels. The function is false for bytes that a label is likely to have.
+    Bytes in a sample may also be a label, such as the name of a class. The function is false for bytes that a label is likely
+    to have.
     """
     parse: Callable[[memoryview], Header]
     """Function that parses the header of a file that begins like the format, and checks the limits.

@@ -1,4 +1,7 @@
-"""Decoding of 16-bit PNGs and of TIFFs with the library imagecodecs, without conversion of the stored values."""
+"""Decoding of 16-bit PNGs and of TIFFs with the library imagecodecs, without conversion of the stored values.
+
+Pixels decoded *as stored* have the channels and the type in the file.
+"""
 
 from collections.abc import Callable
 from functools import cache

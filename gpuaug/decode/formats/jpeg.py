@@ -49,7 +49,7 @@ def _parse(data: memoryview) -> Header:
         LimitError: If the file has too much metadata or too many scans.
     """
     position = 2  # offset of the next segment, after the start marker
-    frame_position = 0  # position of the frame segment
+    frame_position = 0  # offset of the frame segment; 0 if there is none
     is_regular = True  # whether the engines decode the header correctly
     is_ycc = True  # whether colours are YCbCr
     has_restarts = has_huffman_tables = False
@@ -68,7 +68,7 @@ def _parse(data: memoryview) -> Header:
         if marker == _SOS:
             break
         if marker == _EOI:
-            raise IndexError
+            raise IndexError  # the caller reports that the file ends within its header
         if marker in _FRAME_MARKERS:
             if frame_position:  # libjpeg raises an error; PIL uses the size of the last frame
                 return Header(problem="it has several frames")
@@ -85,7 +85,7 @@ def _parse(data: memoryview) -> Header:
             elif bytes(data[position + 4 : position + 4 + len(_XMP_NAME)]) == _XMP_NAME:
                 xmp = bytes(data[position + 4 : position + 2 + size])
         elif marker == _APP14 and bytes(data[position + 4 : position + 9]) == b"Adobe":
-            is_ycc = data[position + 15] == 1
+            is_ycc = data[position + 15] == 1  # Adobe's code of the colours
         position += 2 + size
     else:
         frame_position = 0  # too many segments
@@ -109,6 +109,7 @@ def _parse(data: memoryview) -> Header:
         return Header(problem="it ends before its end marker")
     sampling = 5  # 4 · 1 + 1: no subsampling
     if channels != 1:
+        # Index 1: factors of luma. Index 4 and every third byte from there on: factors of the other components.
         sampling = _SAMPLING.get(components[1], 0) if components[4::3] == b"\x11\x11" else 0
         is_ycc = is_ycc and components[::3] != b"RGB"
     else:  # the engines decode a grey image with sampling factors other than 1x1, or with restart markers, to wrong pixels
@@ -153,7 +154,7 @@ def _check_scans(data: memoryview, position: int) -> None:
         if count > MAX_SCANS:
             raise LimitError(f"it has more than {MAX_SCANS} scans, which is the limit")
         if marker in _SEGMENT_MARKERS:
-            position += data[position] << 8 | data[position + 1]
+            position += data[position] << 8 | data[position + 1]  # length of the segment, from its length field on
     raise LimitError(f"it has more than {MAX_SEGMENTS} segments, which is the limit")
 
 
@@ -176,8 +177,8 @@ def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
         tables: Indices of the quantization tables before the scan.
     """
     return (
-        scan[:1] == bytes([len(components) // 3])
-        and scan[1:-3:2] == components[::3]
+        scan[:1] == bytes([len(components) // 3])  # the scan has all components
+        and scan[1:-3:2] == components[::3]  # in the order of the frame segment, by their identifiers
         and scan[-3:] == b"\0\x3f\0"  # all coefficients with all bits
         and not scan[2:-3:2].strip(b"\x00\x01\x10\x11")  # only Huffman tables 0 and 1
         and tables.issuperset(components[2::3])
@@ -214,22 +215,24 @@ def _fits_simplejpeg(file: NDArray[np.uint8], info: ImageInfo) -> bool:
 def _decode(file: NDArray[np.uint8], _layout: Layout, info: ImageInfo, buffer: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     """Decode an image (h, w, C) with simplejpeg into ``buffer``. Return ``buffer``, or an array that shares its memory.
 
-    Returns ``None`` if simplejpeg rejects the file, or the image does not fit into ``buffer``.
+    Returns ``None`` if simplejpeg is missing or rejects the file, or the image does not fit into ``buffer``.
     """
     # CMYK JPEGs have 4 channels; PIL converts them.
     if simplejpeg() is None or info.channels not in (1, 3) or not _fits_simplejpeg(file, info):
         return None
     height, width, channels = buffer.shape
-    size = {"min_height": height, "min_width": width} if info.scale > 1 else {}
+    # simplejpeg downsamples to the smallest size that has at least these sides.
+    size_options = {"min_height": height, "min_width": width} if info.scale > 1 else {}
     try:
         # Without strict=True, simplejpeg reports an error that follows a warning as a warning only, and leaves the buffer
         # unwritten. With strict=True it raises for warnings, too. PIL then decodes the file, and raises only for errors.
         pixels: NDArray[np.uint8] = simplejpeg().decode_jpeg(
-            file.data, "RGB" if channels == 3 else "GRAY", buffer=buffer, strict=True, **size
+            file.data, "RGB" if channels == 3 else "GRAY", buffer=buffer, strict=True, **size_options
         )
     except ValueError:
         return None
-    return buffer if pixels.shape == buffer.shape else pixels  # simplejpeg returns a new view of the buffer
+    # ``pixels`` is a new view of ``buffer``. The caller does not copy the pixels if it gets the object ``buffer`` itself.
+    return buffer if pixels.shape == buffer.shape else pixels
 
 
 FORMAT = ImageFormat(("JPEG",), lambda prefix: prefix.startswith(b"\xff\xd8\xff"), _parse, _decode)

@@ -26,6 +26,7 @@ _BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
 def _parse_gif(data: memoryview) -> Header:
     """Parse the header. Count the blocks of extensions before the first image, because PIL reads block by block."""
     limits = MetadataLimits()
+    # After the header of 13 bytes, whose byte 10 has a flag for a table of colours, and the table's number of bits minus 1.
     position = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while position + 2 < len(data) and data[position] not in b",;":  # an image, or the end
         start = position
@@ -76,10 +77,10 @@ def _parse_jpeg_2000(data: memoryview) -> Header:
     position += 2
     while position + 4 <= len(data):
         marker, length = struct.unpack_from(">HH", data, position)
-        if marker in (0xFF90, 0xFFD9) or length < 2:  # SOT or EOC
+        if marker in (0xFF90, 0xFFD9) or length < 2:  # SOT (start of a tile) or EOC (end of the codestream)
             break
         limits.add(length)
-        if marker == 0xFF51:
+        if marker == 0xFF51:  # SIZ
             size = size or _check_siz(data, position + 6)
         position += 2 + length
     if size is None:
@@ -97,6 +98,7 @@ def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
         data: (bytes,) content of the file.
         position: Offset of the field Xsiz.
     """
+    # The tiles form a grid that begins at (tile_left, tile_top). ``right`` and ``bottom`` are exclusive.
     right, bottom, left, top, *tile, components = struct.unpack_from(">8IH", data, position)
     tile_width, tile_height, tile_left, tile_top = tile
     if components > 4:

@@ -1,4 +1,7 @@
-"""Headers of files that PIL opens, without decoding them."""
+"""Headers of files that PIL opens, without decoding them.
+
+A *band* is a channel of an image, in the terms of PIL.
+"""
 
 import io
 from typing import Any
@@ -35,6 +38,7 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
         width, height = image.size
         if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
             return Header(problem=f"its size is {width}x{height}")
+        # A tile of PIL is (name of the decoder, box, offset, arguments of the decoder).
         if image.tile and image.tile[0][0] in _PYTHON_DECODERS and max(len(data), width * height) > MAX_PYTHON_BYTES:
             reason = "the limit for files that PIL decodes in Python"
             return Header(problem=f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is {reason}")
@@ -45,6 +49,7 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
         bands = len(image.getbands())
         stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
         label_max = _label_max(image, bits)
+        # 0: no chroma subsampling of a JPEG.
         return Header(height, width, bands, stored_channels, Format.OTHER, 0, orientation_, label_max=label_max)
     except Exception as error:  # a plugin may raise anything
         return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])
@@ -76,7 +81,7 @@ def _label_max(image: Any, bits: int) -> int:
     if image.mode == "1":
         return 1
     if image.mode == "L" and image.format == "PPM":
-        arguments = image.tile[0][3]
+        arguments = image.tile[0][3]  # of PIL's decoder
         return 255 if isinstance(arguments, str) else int(arguments[1])  # (mode, largest value)
     if image.mode == "L":
         return int((1 << min(bits, 8)) - 1)

@@ -1,4 +1,8 @@
-"""PNG: parser of the chunks."""
+"""PNG: parser of the chunks.
+
+Files are decoded *as stored* if pixels keep the channels and the type in the file. A *label* is a class index, a value of a
+grey or palette image.
+"""
 
 import re
 import zlib
@@ -84,9 +88,9 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
     """
     limits = MetadataLimits()
     exif = b""
-    position = 8
+    position = 8  # after the signature
     texts: dict[bytes, tuple[bytes, memoryview]] = {}  # only the last text of a key is decompressed
-    animated = after_pixels = has_compressed_text = False
+    is_animated = after_pixels = has_compressed_text = False
     is_plain = len(data) <= _MAX_SPNG_BYTES
     while True:
         length = int.from_bytes(data[position : position + 4])
@@ -100,11 +104,11 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
             continue
         # PIL limits the total size of decompressed text, so it may reject any text that follows compressed text.
         has_compressed_text = has_compressed_text or chunk_type in (b"zTXt", b"iTXt")
-        never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not has_compressed_text)
+        is_never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not has_compressed_text)
         # An animation begins with fcTL; its first frame may cover only a part of the image. In a truncated file, a chunk type
         # is shorter than four bytes.
-        is_plain = is_plain and chunk_type != b"fcTL" and (never_rejected if after_pixels else len(chunk_type) == 4)
-        if chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
+        is_plain = is_plain and chunk_type != b"fcTL" and (is_never_rejected if after_pixels else len(chunk_type) == 4)
+        if chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and is_animated):
             break  # PIL stops before the second frame of an animation
         limits.add(length)
         if chunk_type == b"eXIf":
@@ -115,7 +119,7 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
                 exif = _text(chunk_type, bytes(content))
             texts[key] = (chunk_type, content)
         elif chunk_type == b"acTL":
-            animated = int.from_bytes(content[:4]) > 0
+            is_animated = int.from_bytes(content[:4]) > 0
     hexadecimal_exif, xmp = (
         _text(texts[key][0], bytes(texts[key][1])) if key in texts else b""
         for key in (b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -131,12 +135,12 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
 def _text(chunk_type: bytes, content: bytes) -> bytes:
     """Return the text of a chunk of a PNG; empty if the chunk is damaged."""
     _, _, text = content.partition(b"\0")
-    compressed = chunk_type == b"zTXt" or (chunk_type == b"iTXt" and text[:1] != b"\0")
+    is_compressed = chunk_type == b"zTXt" or (chunk_type == b"iTXt" and text[:1] != b"\0")
     if chunk_type == b"zTXt":
         text = text[1:]  # skips the compression method
     elif chunk_type == b"iTXt":
         text = text[2:].split(b"\0", 2)[-1]  # skips the flag, method, language and translated keyword
-    if not compressed:
+    if not is_compressed:
         return text
     try:
         return zlib.decompressobj().decompress(text, MAX_TEXT_BYTES)

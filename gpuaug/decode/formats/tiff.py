@@ -1,4 +1,7 @@
-"""TIFF: parser of the tags, which finds the pages that are bands of one image."""
+"""TIFF: parser of the tags, which finds the pages that are bands of one image.
+
+A *band* is a channel of an image, and a *page* is one of the images in a TIFF. Pages may be bands of one image.
+"""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +18,7 @@ from gpuaug.decode.limits import MAX_SEGMENTS, MAX_TILE_BYTES, MAX_TILES, LimitE
 
 SUBFILE_TYPE, WIDTH, HEIGHT, BITS, PHOTOMETRIC, STRIP_OFFSETS, SAMPLES = 254, 256, 257, 258, 262, 273, 277
 ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, SAMPLE_FORMAT = 278, 284, 322, 323, 324, 339
-"""Numbers of tags."""
+"""Numbers of tags. A *sample* of a TIFF is a value of one band: ``SAMPLES`` is the number of bands of a page."""
 
 _COUNTED_TAGS = (STRIP_OFFSETS, TILE_OFFSETS)
 """Tags whose values are counted, not read."""
@@ -23,7 +26,7 @@ _COUNTED_TAGS = (STRIP_OFFSETS, TILE_OFFSETS)
 MAX_BANDS = 255
 """Maximum number of bands of an image, over all pages: the maximum that ``HEADER`` can store."""
 
-_COUNTS = {
+_TAG_LIMITS = {
     **dict.fromkeys([BITS, SAMPLE_FORMAT], MAX_BANDS),  # tags with a number per band
     **dict.fromkeys(_COUNTED_TAGS, 0),
     **dict.fromkeys([SUBFILE_TYPE, WIDTH, HEIGHT, PHOTOMETRIC, ORIENTATION, SAMPLES, ROWS_PER_STRIP, PLANAR], 1),
@@ -47,7 +50,7 @@ class Tags(NamedTuple):
     height: int
     width: int
     samples: int
-    """Number of bands of a page."""
+    """Number of bands of a page (``SamplesPerPixel``); not samples of a dataset."""
     bits: int
     """Number of bits of the band with the most bits."""
     orientation: int
@@ -57,7 +60,7 @@ class Tags(NamedTuple):
     is_plain: bool
     """Whether the values in the file need no conversion: RGB, or grey with black as 0."""
     is_planar: bool
-    """Whether bands are stored one after the other, not interleaved."""
+    """Whether each band is stored as a plane, not interleaved with the other bands."""
     pages: tuple[int, ...]
     """Indices of the pages that are bands of the image: the first page, and all other pages except overviews and masks.
 
@@ -77,7 +80,7 @@ def tags(data: memoryview) -> Tags | None:
     first_page: Tags | None = None
     band_pages: list[int] = []
     tags_allowed = 16 * MAX_SEGMENTS  # maximum number of tags over all pages
-    for number, (values, count) in enumerate(pages(data, _COUNTS)):
+    for number, (values, count) in enumerate(pages(data, _TAG_LIMITS)):
         page = _tags_of_page(values)
         first_page = first_page or page
         if first_page is None:
@@ -85,9 +88,10 @@ def tags(data: memoryview) -> Tags | None:
         tags_allowed -= 1 + count
         is_band = number == 0 or not values.get(SUBFILE_TYPE, (0,))[0] & _REDUCED_OR_MASK
         band_pages += [number] if is_band else []
+        # ``page`` and ``first_page`` both have empty ``pages`` here.
         if (is_band and page != first_page) or tags_allowed < 0 or len(band_pages) * first_page.samples > MAX_BANDS:
             return first_page
-    return first_page and first_page._replace(pages=tuple(band_pages))
+    return first_page and first_page._replace(pages=tuple(band_pages))  # ``None`` if the file has no page
 
 
 def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
@@ -135,7 +139,8 @@ def _parse(data: memoryview) -> Header:
     first_page = tags(data)
     if first_page is None:
         return Header(problem="its header is broken")
-    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")  # PIL reads -1 of int8 as 255
+    # PIL reads -1 of int8 as 255. ``type[:5]`` is "float" for float32 and float64.
+    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")
     if not has_pil_type or (first_page.samples > _MAX_PIL_BANDS and first_page.is_plain):
         return _header_of(first_page)
     header = pil.parse(data, FORMAT.names, bits=first_page.bits)
@@ -151,32 +156,36 @@ def _parse(data: memoryview) -> Header:
     return header._replace(stored_channels=_stored_channels(first_page) if is_decodable else 0, label_max=0)
 
 
-def _header_of(tags: Tags) -> Header:
-    """Return the header of a TIFF that PIL does not decode."""
-    if tags.type == "int8":
+def _header_of(page: Tags) -> Header:
+    """Return the header of a TIFF that PIL does not decode. ``page``: tags of the first page."""
+    if page.type == "int8":
         return Header(problem="its values are int8, which are not supported")
-    if tags.type[:5] == "float":
+    if page.type[:5] == "float":
         return Header(
-            problem=f"its values are {tags.type}, and files are decoded to 8 or 16 bits: read it in the dataset, for example "
+            problem=f"its values are {page.type}, and files are decoded to 8 or 16 bits: read it in the dataset, for example "
             "with tifffile.imread, and return a tensor"
         )
-    if not tags.type:
-        return Header(problem=f"it has {tags.bits} bits per channel, or channels of several types")
-    if not tags.is_plain:
-        return Header(problem=f"its {tags.samples} bands of {tags.bits} bits are neither RGB nor grey with black as 0")
-    if tags.samples > MAX_BANDS:
-        return Header(problem=f"it has {tags.samples} bands, more than {MAX_BANDS}")
-    if not (0 < tags.height <= MAX_SIDE and 0 < tags.width <= MAX_SIDE and tags.samples > 0):
-        return Header(problem=f"its size is {tags.width}x{tags.height}")
-    type_ = SAMPLE_TYPES.index(tags.type)
-    label_max = 255 if tags.samples == len(tags.pages) == 1 else 0
-    stored_channels = _stored_channels(tags)
-    return Header(tags.height, tags.width, tags.samples, stored_channels, Format.DEEP, 0, tags.orientation, type_, label_max)
+    if not page.type:
+        return Header(problem=f"it has {page.bits} bits per channel, or channels of several types")
+    if not page.is_plain:
+        return Header(problem=f"its {page.samples} bands of {page.bits} bits are neither RGB nor grey with black as 0")
+    if page.samples > MAX_BANDS:
+        return Header(problem=f"it has {page.samples} bands, more than {MAX_BANDS}")
+    if not (0 < page.height <= MAX_SIDE and 0 < page.width <= MAX_SIDE and page.samples > 0):
+        return Header(problem=f"its size is {page.width}x{page.height}")
+    type_ = SAMPLE_TYPES.index(page.type)
+    label_max = 255 if page.samples == len(page.pages) == 1 else 0
+    stored_channels = _stored_channels(page)
+    # 0: no chroma subsampling of a JPEG.
+    return Header(page.height, page.width, page.samples, stored_channels, Format.DEEP, 0, page.orientation, type_, label_max)
 
 
-def _stored_channels(tags: Tags) -> int:
-    """Return the number of bands of all pages; 0 if the pages are not bands of one image."""
-    return tags.samples * len(tags.pages)
+def _stored_channels(page: Tags) -> int:
+    """Return the number of bands of all pages; 0 if the pages are not bands of one image.
+
+    ``page``: tags of the first page.
+    """
+    return page.samples * len(page.pages)
 
 
 def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: Any) -> NDArray[Any] | str | None:
@@ -200,7 +209,7 @@ def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: A
 
         pixels = decode_as_stored(layout, info, decode_page)
         if isinstance(pixels, str):
-            return pixels
+            return pixels  # the reason why the page cannot be decoded
         bands.append(pixels)
     return bands[0] if len(bands) == 1 else np.concatenate(bands, 2)
 

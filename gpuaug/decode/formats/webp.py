@@ -57,15 +57,15 @@ def _parse(data: memoryview) -> Header:
             if chunk_type == b"ALPH":
                 has_alpha = True
             elif chunk_type == b"VP8L" and len(content) >= 5:
-                has_alpha = has_alpha or bool(content[4] >> 4 & 1)
+                has_alpha = has_alpha or bool(content[4] >> 4 & 1)  # bit 28 after the signature byte, as above
             continue
         limits.add(length)
         if chunk_type == b"EXIF" and flags & _WEBP_EXIF and not exif:
             exif = bytes(content)
         elif chunk_type == b"XMP " and flags & _WEBP_XMP and not xmp:
             xmp = bytes(content)
-    bands = 4 if has_alpha else 3
-    return Header(height, width, bands, bands, Format.WEBP, 0, orientation(exif, xmp))
+    bands = 4 if has_alpha else 3  # channels
+    return Header(height, width, bands, bands, Format.WEBP, 0, orientation(exif, xmp))  # 0: no chroma subsampling of a JPEG
 
 
 FORMAT = ImageFormat(("WEBP",), lambda prefix: prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP", _parse)
