@@ -141,13 +141,16 @@ def test_a_library_that_is_missing_is_told(monkeypatch):
         registry.find_clips("auto", cuda)
 
 
-def test_a_card_without_memory_is_told_before_the_library_is_called(monkeypatch):
+@pytest.mark.parametrize(
+    ("message", "reason"), [("CUDA error: out of memory", "CUDA error: out of memory"), ("", "RuntimeError")]
+)
+def test_a_card_without_memory_is_told_before_the_library_is_called(monkeypatch, message, reason):
     def full(device):
-        raise RuntimeError("CUDA error: out of memory")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(nvdec_sessions, "library", object)
     monkeypatch.setattr(torch.cuda, "mem_get_info", full)
-    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(CUDA error: out of memory\)"):
+    with pytest.warns(GpuAugWarning, match=rf"cannot be set up \({reason}\)"):
         registry.find_clips("auto", torch.device("cuda", 0))
 
 

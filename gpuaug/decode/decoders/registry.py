@@ -176,7 +176,8 @@ def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecode
         torch.cuda.mem_get_info(device)
         decoder = decoder_type(device)
     except Exception as error:  # any type: the import of PyNvVideoCodec loads libraries of the driver, which may fail
-        return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return Absence("failed", f"PyNvVideoCodec cannot be set up ({reason})")
     # ``caps``: limits of each codec that the card decodes. They are empty if it decodes none.
     return decoder if decoder.caps else Absence("no engines", "the card has no video engines")
 
