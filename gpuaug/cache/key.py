@@ -84,6 +84,7 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
     hashes: dict[str, str] = {}
     decoders: dict[str, str] = {}
     for bound, stage in stages:
+        # The name of the stage is the key of the decoders of images: they are read even if no batch was decoded yet.
         decoders |= {f"decoders of {name}": text for name, text in bound.versions([bound.name]).items()}
         for name, value in {"class": type(stage), **arguments(stage)}.items():
             hashes |= values.hashes(f"{bound.name}.{name}", value)
@@ -209,7 +210,7 @@ class _Values:
             elif id(value) in visited:
                 text = f"value {visited[id(value)][0]}"
             else:
-                # Not constants, because it varies whether two equal constants are one object.
+                # Constants of Python are not recorded: whether two equal constants are one object differs between runs.
                 if not isinstance(value, tuple | frozenset | CodeType):
                     visited[id(value)] = len(visited), value
                 try:

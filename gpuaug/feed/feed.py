@@ -2,16 +2,16 @@
 
 The ring is shared, page-locked memory, divided into slots for one batch each. Slots that were added together are a
 *generation*. A worker process of a ``DataLoader`` writes a batch into a slot, and sends a *description* of the batch: the slot,
-and the positions of the tensors in it. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). To
-this end, the feed iterates a *proxy* of the user's loader, which shares the attributes of the loader, except the attributes
-with which it starts workers, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their
+and the positions of the tensors in it. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). For
+such workers, the feed iterates a *proxy* of the user's loader, which shares the attributes of the loader, except those from
+which workers are started, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their
 iterator is an attribute of the proxy.
 
 A subclass of ``DataLoader`` that overrides the iteration may read, keep and change batches. So it receives batches, not
 descriptions, and a slot is in use until all tensors in the slot have been deleted.
 
-A source without workers is read on a background thread. Unless the first batch is page-locked, this thread copies batches into
-slots (*staging*). Otherwise the training thread would wait for the driver to copy from pageable memory.
+A source without workers is read on a background thread. If the first batch is not page-locked, this thread copies the later
+batches into slots (*staging*): without staging, the training thread would wait for the driver to copy from pageable memory.
 """
 
 import errno
@@ -167,8 +167,9 @@ class Feed:
         if ring is not None:
             receive = partial(_receive_from_worker if workers else partial(_receive_staged, self._staging), ring, self._device)
         iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
-        # Draws of the sampler that is read ahead, a new object for this iteration if the source reads a sampler. Accelerate
-        # (``begin_with``) would read one batch ahead, too, so one item more counts as read before the first ``next``.
+        # ``draws_ahead`` records random numbers that the sampler draws while the feed reads it ahead: a new object for this
+        # iteration, if the source reads a sampler. A loop of Accelerate (``begin_with``) reads one batch ahead, too, so one
+        # item more counts as read before the first ``next``.
         iteration.draws_ahead = self.source.draws_ahead
         iteration.draws_ahead.items_before_first += self._begin_with is not None
         if ring is not None:
@@ -257,7 +258,7 @@ class Feed:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
         if has_persistent_workers(self.loader):
             for iterator in (self.loader._iterator, self._ring_iterator):
-                for iteration in iterations_of(iterator):  # before the workers end, for which next() would wait forever
+                for iteration in iterations_of(iterator):  # first: its next() would wait forever for workers that have ended
                     iteration.close()
                 end_workers(iterator)
             self.loader._iterator = self._proxy = None

@@ -38,13 +38,13 @@ class Hooks:
         return _NO_SPAN
 
     def on_pull(self, batch: int, began_s: float, ended_s: float) -> None:
-        """Called when the wrapped loader has returned ``batch``. Its ``next`` ran from ``began_s`` to ``ended_s``."""
+        """Called when the wrapped loader has returned ``batch``. The loader's ``next`` ran from ``began_s`` to ``ended_s``."""
 
     def on_hold_back(self, batch: int, waited_s: float) -> None:
         """Called when the training thread has waited for the device, on which ``depth + 2`` batches were queued."""
 
     def on_next(self, consumer: Lane) -> None:
-        """Called at the start of ``next``, when the training step is queued on ``consumer``, the stream that trains."""
+        """Called when the loop calls ``next``: the training step is queued on ``consumer``, the stream that trains."""
 
     def on_hand_over(self, batch: int, consumer: Lane) -> None:
         """Called before ``next`` returns ``batch``."""

@@ -79,7 +79,7 @@ class Stage(ABC):
 
 
 class DecodedSamples(NamedTuple):
-    """Counts of the samples of one batch that a stage has decoded and replaced."""
+    """Samples of one batch that a stage has decoded, and those of them that it has replaced."""
 
     samples: int
     """Number of samples."""
@@ -168,13 +168,14 @@ class BoundStage(ABC):
     """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return the decoders that the stage has used, for checkpoints. The last bits of pixels depend on them.
+        """Return the names and versions of the decoders that the stage has used. The last bits of pixels depend on them.
 
         Args:
-            required_keys: Keys of a checkpoint. Decoders with these keys are included even if no batch has used them yet.
+            required_keys: Keys that are returned even if no batch has used their decoders yet.
 
         Returns:
-            Key in a checkpoint → decoder and versions of its libraries.
+            Key → decoders and versions of their libraries, as checkpoints store them. The key is the name of the stage for
+            decoders of images, and ``"<name>, clips"`` for decoders of clips.
         """
         return {}
 
@@ -275,8 +276,8 @@ class TransformStage(Stage):
         ArgumentTypeError: If ``transform`` is not callable, or has no argument ``data_keys`` although ``on`` is a mapping.
 
     Warns:
-        GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch; at the
-            first batch, if ``transform`` moves pixels of images, but does not transform their boxes, masks or keypoints.
+        GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch. At the
+            first batch: if ``transform`` moves pixels of images, but does not transform their boxes, masks or keypoints.
 
     Cost:
         The launches of the transform, on the training thread: lanes overlap kernels, not Python. No further copy or host

@@ -1,7 +1,7 @@
 """CUDA graphs of a frozen encoder: one launch instead of hundreds.
 
-A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*: shapes, dtypes and strides of the
-inputs, arithmetic settings of torch, and weight addresses, which determine the kernels and the addresses. A batch runs from a
+A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*, all that determines them: shapes,
+dtypes and strides of the inputs, arithmetic settings of torch, and addresses of the weights. A batch runs from a
 graph if its signature has occurred earlier in the same iterator of the loader, and the graph fits into the memory limit.
 Otherwise the batch runs *eager*: its kernels are launched one by one, as for a smaller last batch of an epoch. The choice
 depends only on the sequence of batches, so it is the same for every ``depth`` (number of batches that are launched ahead).
@@ -48,7 +48,7 @@ _HARMLESS_HOOK_MODULES = ("torch.nn.utils.", "transformers.utils.output_capturin
 
 
 class CaptureError(Exception):
-    """A capture failed. The generator that was current during the capture must not be used again."""
+    """A capture failed. Torch's random generator may still be in capture mode: replace it before the encoder runs again."""
 
 
 class _Graph(NamedTuple):
@@ -191,7 +191,7 @@ class GraphRunner:
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)  # one tuple of addresses for all signatures
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. If it does not fit beside graphs of earlier iterators, first delete these: a pool never shrinks."""
+        """Capture a graph. If it does not fit beside the existing graphs, first delete all: a pool never shrinks."""
         if not self._has_room(need):
             self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
@@ -332,7 +332,7 @@ def _is_on_gpu(value: Any) -> bool:
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """Return the reason why a graph of ``encoder`` cannot be captured; ``None`` if no reason is known before a run."""
-    # ``torch._dynamo`` is not imported here, which takes a second: if no other code has imported it, no module is compiled.
+    # The import of ``torch._dynamo`` takes a second. If no other code has imported it, no module is compiled.
     dynamo: Any = sys.modules.get("torch._dynamo")
     for name, module in encoder.named_modules():
         is_compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)

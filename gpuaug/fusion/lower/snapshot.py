@@ -1,10 +1,10 @@
 """Copy of a pipeline with the settings that it has when ``gpuaug.fuse`` is called.
 
 A pipeline is *lowered*, that is, translated to ops, separately for every dtype of images, at the latest at the first batch of
-this dtype, and again when it is unpickled. It is always lowered from the copy. From the user's modules, a setting that the user
-changes later would take effect for some dtypes only.
+this dtype, and again when it is unpickled. It is always lowered from the copy: if it were lowered from the user's modules, a
+setting that the user changes later would take effect for some dtypes only.
 
-Not in the files that lower the modules of one library, because a copy depends on the lists of classes of both libraries.
+The copy is made here, and not in a file that lowers the modules of one library, because it depends on the classes of both.
 """
 
 import copy
@@ -61,4 +61,5 @@ def _is_called_as_it_is(part: Any) -> bool:
     from gpuaug.fusion.lower.by_name import recognized_class  # imported here, because it imports torchvision
     from gpuaug.fusion.ops.torchvision import crop  # gpuaug's transforms, which derive from torchvision's base class
 
+    # ``lowered(crop)``: class of a module → class of its op, for the ops in the file ``crop``.
     return recognized_class(part) is None and class_of(part, lowered(crop)) is None

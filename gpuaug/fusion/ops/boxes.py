@@ -134,8 +134,8 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         valid = None if valid is None else valid[:, None]
         if isinstance(source_size, Tensor):
             source_size = source_size.index_select(0, mapping.owners)
-    sides = (source_size[:, None, 1], source_size[:, None, 2]) if isinstance(source_size, Tensor) else source_size
-    points = apply_matrices(vertices(values, mapping.source_format, sides), matrix)
+    image_sides = (source_size[:, None, 1], source_size[:, None, 2]) if isinstance(source_size, Tensor) else source_size
+    points = apply_matrices(vertices(values, mapping.source_format, image_sides), matrix)
     out_valid: Tensor | None = None
     if mapping.target_format.layout == "points":
         mapped = points + 0.5 if mapping.target_format.edges else points

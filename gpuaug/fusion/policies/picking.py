@@ -126,7 +126,7 @@ class Policy(Picking):
     def always_drawn(self) -> list[set[int]]:
         """Per round and layer, indices of the choices whose draws are needed even if no sample picked them.
 
-        One choice per plan op: the columns of a plan op are computed from the draws of at least one op.
+        One choice per plan op, whose columns of the parameter table cannot be computed without the draws of at least one op.
         """
         return [{group[0] for _, group in plan_layer} for plan_layer in self._plan_layers]
 
@@ -150,7 +150,7 @@ class Policy(Picking):
         return draws_by_plan_op
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why an op of a choice cannot be fused for images of ``size``, or ``None``. No op may have to begin a pass."""
+        """Reason why an op of a choice cannot be fused for images of ``size``, such as that it begins a pass; or ``None``."""
         for op in self.ops:
             begins_pass = ChannelOp.begins_pass(op, size)
             reason = op.unsupported_size(size) or (f"needs a separate pass for {size.channels} channels" if begins_pass else "")

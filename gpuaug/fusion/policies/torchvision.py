@@ -142,7 +142,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Calls of torchvision's functions that do what the policy does for ``sample``, in order."""
         calls: list[Call] = []
-        for layer_index, layer in enumerate(draws["layers"]):
+        for layer_index, layer in enumerate(draws["layers"]):  # of all rounds; ``self.layer`` takes the index within a round
             for choice_index, op_draws in layer.items():
                 op = self.layer(layer_index)[choice_index]
                 assert isinstance(op, TorchvisionOp)

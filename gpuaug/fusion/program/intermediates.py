@@ -51,7 +51,8 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
         fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
         dtypes.append(torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32)
     # If samples can skip passes, all passes share two buffers, and a sample that skips a pass stays in its buffer. The column
-    # ``route_column`` says from which buffer a sample is read. Both have the largest type that a pass but the last writes.
+    # ``route_column`` says from which buffer a sample is read. Both have the largest type that the passes before the last
+    # write.
     if passes[-1].route_column >= 0:
         dtypes = [max(dtypes, key=lambda written: written.itemsize)] * len(dtypes)
     return (*dtypes, dtype)
@@ -86,8 +87,9 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
 def may_store_16_bits(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether a pass with two launches may store values in [0, 1] between the launches in 16 bits per value.
 
-    ``source_dtype``, ``dtype``: types of the images that the pass reads and writes. True if the pass writes 16 bits per value,
-    except for the first pass if it reads and writes 16-bit integers, because such a pass must round only once.
+    ``source_dtype``, ``dtype``: types of the images that the pass reads and writes. True if the pass writes 16 bits per value.
+    Exception: a first pass that reads and writes images of 16-bit integers must round only once. Later passes read images that
+    are rounded already.
     """
     # The first pass is the one with ``first_column`` 0.
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)

@@ -53,7 +53,7 @@ REASONS = {
     ),
     "symmetric": (v2.Pad(2, padding_mode="symmetric"), "padding_mode='symmetric'"),
     "expand": (v2.RandomRotation((90, 90), expand=True, center=(3, 4)), "expand=True with a center"),
-    "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, by which corners may meet"),
+    "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, with which corners may meet"),
     "size by chance": (
         v2.RandomApply([v2.RandomInvert(), v2.Resize((8, 8))], p=1.0),
         "Resize_1 in it may change the size of some images",

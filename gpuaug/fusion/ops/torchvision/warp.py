@@ -171,7 +171,7 @@ class Perspective(_Warp, warp.Perspective):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return "distortion_scale=1, by which corners may meet" if self.module.distortion_scale == 1 else super().unsupported()
+        return "distortion_scale=1, with which corners may meet" if self.module.distortion_scale == 1 else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if images are one pixel wide or high, for which torchvision raises an error; else ``None``."""
@@ -213,6 +213,7 @@ def _rotated_canvas(size: Size, angle: Any) -> Size:
     half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
     half_canvas_width = half_width * cosine + half_height * sine
     half_canvas_height = half_width * sine + half_height * cosine
+    # ``_pixels`` returns whole numbers, which are only converted to integers.
     return size_rounded_down(size, _pixels(half_canvas_height, half_height), _pixels(half_canvas_width, half_width))
 
 

@@ -9,7 +9,7 @@ Each op runs in two launches. The first, ``table_kernel``, computes *tables* fro
     auto contrast  one: minimum and maximum of the channel, float32         (value - minimum) / (maximum - minimum)
 
 A *level* is a byte, 0 to 255, to which ``to_level`` maps a value in [0, 1]. In this file a *tile* is a tile of CLAHE: one cell
-of a regular grid over the image. In names of ``tiles.py`` and in ``map_levels``, it is the tile of pixels of a thread block.
+of a regular grid over the image. Only in ``tile_start`` and in names of ``tiles.py`` it is the output pixels of one warp.
 
 ``x + 0.0 * y`` gives the number ``x`` the shape of ``y``, because ``tl.div_rn`` does not broadcast.
 """
@@ -249,7 +249,7 @@ def map_levels(
     address = plane_address + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
     value = load_exact_tile(address, x < width, BYTES)
     if GRID_H > 0:
-        # Indices of tiles, and the weights of ``above`` and ``left``, per pixel.
+        # Indices of tiles of CLAHE, and the weights of ``above`` and ``left``, per pixel.
         above, below, weight_above = nearest_tiles(y, height, GRID_H)
         left, right, weight_left = nearest_tiles(x, width, GRID_W)
         value = blend_tables(value, intermediate, above, below, weight_above, left, right, weight_left, GRID_W, FACTOR, OFFSET)
@@ -273,7 +273,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor
     batch, channels, height, width = source.shape
     common = source_constants(pass_, source)
     integers = (height, width, param_table.stride(0), *source.stride()[:3])
-    # The source is divided by 255, so bytes times 255 are levels again; 0.5 rounds them to the nearest integer.
+    # Bytes are read as values in [0, 1]. Times 255 they are levels again; 0.5 rounds to the nearest integer.
     factor, offset = (255.0, 0.5) if common["BYTES"] else op.to_levels
     grid_h, grid_w = op.grid if isinstance(op, Clahe) else (0, 0)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1

@@ -18,8 +18,9 @@ def motion_blur(
 ):  # fmt: skip
     """Return the weighted sum of the *taps* of a motion blur, the pixels that have a weight. The weights sum to 1.
 
-    Columns of a row: apply mask; number of taps; per tap its offsets from the pixel along y and x, and its weight.
-    ``SETTINGS``: (padding mode,). See ``filter_kernel`` for the other arguments.
+    A row of the parameter table has the columns: apply mask; number of taps; per tap its offsets from the pixel along y and x,
+    and its weight. ``SETTINGS``: (padding mode,). ``intermediate`` and ``tile_start`` are not read. See ``FILTER`` in
+    ``filter_kernel`` (``frame.py``) for the other arguments.
     """
     blurred = tl.zeros((ACROSS, ALONG), tl.float32)
     for tap in range(tl.load(row + 1).to(tl.int32)):

@@ -177,7 +177,7 @@ def count_levels(
     """Return the number of pixels per byte level in a rectangle of one channel, (LEVELS,) int32.
 
     ``pointer``: address of the channel. ``top``, ``left``: position of the rectangle in the image, of ``height`` x ``width``
-    pixels. ``source_h``, ``SOURCE_W``: elements between lines, and between pixels of a line. ``REFLECTS``: whether the
+    pixels. ``source_h``, ``SOURCE_W``: strides along y and x, in elements. ``REFLECTS``: whether the
     rectangle may extend beyond the image, which is reflected there. ``BLOCK``: number of pixels that are read at once.
     ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
     """
