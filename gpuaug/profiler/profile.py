@@ -281,7 +281,8 @@ class _Profile:
         self._warm_up(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.with_hooks(recorder):
-            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):  # with batches before and after those of the timeline
+            # ``_ahead + 2`` batches run before the batches that the timeline shows, and as many after them.
+            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):
                 self._step(self._batches.next(self._ahead))
         synchronize(self._device)
         return recorder.spans()

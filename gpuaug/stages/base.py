@@ -79,10 +79,10 @@ class Stage(ABC):
 
 
 class DecodedSamples(NamedTuple):
-    """Samples of one batch that a stage has decoded, and those of them that it has replaced."""
+    """Numbers of samples of one batch that a stage has decoded and replaced, with the reasons."""
 
     samples: int
-    """Number of samples."""
+    """Number of samples, including replaced samples."""
     replaced: int
     """Number of samples that were replaced."""
     problems: Mapping[str, str]

@@ -79,7 +79,7 @@ class SlottedScale:
 
 
 class WithStateSetter(SlottedScale):
-    """Object whose pickle has all six elements, of which the last is a function."""
+    """Object whose ``__reduce_ex__`` returns six elements. The last element is a function, which sets the state."""
 
     def __reduce_ex__(self, protocol):
         return type(self), (1,), {"by": self.by}, None, None, setattr

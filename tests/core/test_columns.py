@@ -90,9 +90,18 @@ def test_what_cannot_be_packed_is_handed_on(batch):
     assert packed(batch) is batch
 
 
-def test_packed_dicts_are_not_packed_again():
-    """As on the copy lane, after a worker has packed them: values that are not packed may be target dicts themselves."""
-    records = [{"boxes": torch.ones(2, 4), "parts": {"boxes": torch.ones(1, 4)}} for _ in range(9)]
+def part():
+    return {"boxes": torch.ones(1, 4), "points": torch.ones(3, 2)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [part, lambda: [part() for _ in range(9)], lambda: [[part() for _ in range(9)] for _ in range(2)]],
+    ids=["dict", "list", "lists"],
+)
+def test_packed_dicts_are_not_packed_again(make):
+    """As on the copy lane, after a worker has packed them: values that are not packed may be target dicts, or lists of them."""
+    records = [{"boxes": torch.ones(2, 4), "parts": make()} for _ in range(9)]
     found = packed([torch.zeros(3), records])
     assert packed(found) is found
     assert_same(unpack_targets(found)[1], records)

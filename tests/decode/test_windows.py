@@ -296,3 +296,25 @@ def test_a_scale_and_a_least_side_exclude_each_other():
         DecodeStage(scale="auto", min_side=40)
     with pytest.raises(ArgumentError, match="scale must be"):
         DecodeStage(scale=2)
+
+
+@pytest.mark.parametrize("damaged", [(), (1,), (0, 3)])
+def test_decoding_parameters_of_the_engines_are_used_again(damaged, monkeypatch):
+    """Also after a call that fails, whose files are decoded again in smaller calls."""
+    doubles = []
+
+    class Engines(nvjpeg_double.BatchDecoder):
+        def __init__(self, device):
+            super().__init__(device)
+            doubles.append(self)
+
+    nvjpeg_double.use(monkeypatch, Engines)
+    files = [encoded(40 + number, 30, seed=number) for number in range(4)]
+    for index in damaged:
+        table = files[index].find(b"\xff\xc4")
+        files[index] = files[index][: table + 5] + b"\xff" * 16 + files[index][table + 21 :]  # too many Huffman codes
+    stages = [DecodeStage(on_error="replace", max_replaced=1), fuse(v2.RandomResizedCrop(16, scale=(0.1, 0.5)), ragged=True)]
+    made, undecoded = batches("cpu", stages, files=files)
+    assert len(made) == 2
+    assert undecoded > 0
+    assert [double.windows for double in doubles] == [{}]

@@ -1,9 +1,9 @@
 """Decoding on the CPU.
 
 A batch holds a *window* of each image: the part that the next stage reads, or the whole image. ``Loops`` (``loops.py``)
-decodes PNGs, WebPs, and windows of JPEGs, of which libturbojpeg skips the rest. simplejpeg decodes whole JPEGs, and PIL all
-other files. Threads decode into *staging* memory, which is page-locked and is then copied to the GPU;
-without a GPU, they decode directly into the batch.
+decodes PNGs, WebPs, and windows of JPEGs; outside the window, libturbojpeg skips the image. simplejpeg decodes whole JPEGs, and
+PIL decodes all other files. If the batch is on a GPU, threads decode into *staging* memory on the host, which is then copied;
+otherwise they decode directly into the batch.
 """
 
 import io

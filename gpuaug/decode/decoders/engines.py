@@ -138,7 +138,7 @@ class Engines(FileDecoder):
             lane = resources.card_lanes.get()
             try:
                 while calls:
-                    is_abandoned = tasks[0][0].is_abandoned  # all works are members of one batch, which is abandoned as a whole
+                    is_abandoned = tasks[0][0].is_abandoned  # ``abandon`` sets it for all members of a batch
                     # Not lane.record_event() and synchronize() after each call: with 16 files per batch, taking the
                     # interpreter's lock again after each took longer than the calls (1.6 and 1.4 ms per batch, H200).
                     statuses = [0] * len(calls) if is_abandoned else self._decoder.decode(calls, lane.handle)

@@ -52,10 +52,11 @@ def kind_of(name: Any, cls: type) -> Kind | None:
 
 
 def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
-    """Return the keys with one entry per box, which ``Merge`` concatenates, and check their numbers of entries.
+    """Return the keys with one entry per box, which ``Merge`` concatenates.
 
-    Otherwise, in the merged dict, entries of one image would belong to boxes of another image. As in ``sanitize``, the first
-    key that contains ``label`` is such a key if its numbers of entries are right, and else belongs to the image.
+    An image with another number of entries than boxes is an error: in the merged dict, its entries would belong to boxes of
+    another image. As in ``sanitize``, the first key that contains ``label`` has one entry per box if its numbers of entries are
+    the numbers of boxes. Otherwise it belongs to the image.
 
     Args:
         targets: Target dicts of all images, in the order of the samples.

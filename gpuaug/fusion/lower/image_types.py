@@ -63,7 +63,7 @@ class ImageTypes:
     float_largest: int = field(default=1, init=False)
     """Value that represents 1 if the images are floats. Above 1, such as 255, after a conversion that keeps integer values."""
     delayed_factor: int = field(default=1, init=False)
-    """Factor of the multiplication that is still to come: torchvision's values divided by those of the fused pipeline."""
+    """Ratio of torchvision's values to the values of the fused pipeline, which multiplies by this factor later."""
     largest: int = field(init=False)
     """Value that represents 1 in the input images of the pipeline, such as 255 for uint8."""
     at_most_one: bool = field(init=False)

@@ -163,7 +163,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
 
 
 def check_limits(op: Op, size: Size) -> None:
-    """Raise an error for images that are too large for the pixel indices of ``op``, or from no pixels of which it makes pixels.
+    """Raise an error if images are too large for the pixel indices of ``op``, or have no pixels although the output has pixels.
 
     Raises:
         ArgumentError: If input images of ``size`` are not supported.

@@ -28,6 +28,7 @@ class BatchDecoder:
         self._samplings = {}
         self._numbers = itertools.count(1)
         self.windows = {}
+        """Decoding parameters in use → window."""
 
     def sizes(self, files):
         sizes = [_size(file["address"], file["length"]) for file in files]
@@ -39,7 +40,8 @@ class BatchDecoder:
             self.windows[number] = _window(file)
 
     def put_back(self, files):
-        assert len(set(files["parameters"].tolist())) == len(files)
+        for number in files["parameters"].tolist():
+            del self.windows[number]
 
     def decode(self, calls, stream):
         return [self.decode_call(files, stream) for files in calls]

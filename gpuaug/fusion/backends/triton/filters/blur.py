@@ -308,8 +308,8 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, o
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     constants |= {**blur, "STRIP": STRIP, "REACH": REACH}
-    # Images between passes begin at aligned addresses; images of users may not. The first pass, whose columns begin at 0, reads
-    # those of users.
+    # The first pass, whose columns begin at 0, reads images of the user, whose addresses may not be aligned. Images between
+    # passes are aligned.
     aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
