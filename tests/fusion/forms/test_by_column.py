@@ -108,6 +108,16 @@ def test_types_of_the_user_stay_where_types_of_torchvision_go():
     assert [type(record["boxes"]) for record in made] == [Mine, Mine]
 
 
+@pytest.mark.usefixtures("_any_number_is_packed")
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_tensors_of_torchvision_inside_of_values_end_as_plain_tensors(is_packed):
+    given_records = [{"boxes": torch.ones(n, 4), "crops": [tv_tensors.Image(torch.zeros(3, 2, 2))]} for n in (2, 1)]
+    sent = packed(given_records) if is_packed else given_records
+    made = through(gpuaug.fuse(PIPELINES["ending in pure tensors"]), sent, "targets")
+    assert (type(made) is PackedTargets) == is_packed
+    assert [type(record["crops"][0]) for record in unpack_targets(made)] == [torch.Tensor] * 2
+
+
 def launches(batch, kind):
     records_made = []
     for sample in range(batch):
