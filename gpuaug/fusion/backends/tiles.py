@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged, Shapes
 
 
@@ -52,11 +51,7 @@ class Pixels:
 
 
 def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
-    """Return the images of k members of B images each: image ``n`` is image ``n // k`` of member ``n % k``.
-
-    Raises:
-        ArgumentError: If an image has no pixels.
-    """
+    """Return the images of k members of B images each: image ``n`` is image ``n // k`` of member ``n % k``."""
     first_member = members[0]
     layouts = np.empty((len(first_member), len(members), 11), np.int64)
     for index, member in enumerate(members):
@@ -70,15 +65,7 @@ def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
         layouts[:, index, -1] = index
     channels = first_member.shapes.channels if isinstance(first_member, Ragged) else first_member.shape[1]
     tensors = [member.data if isinstance(member, Ragged) else member for member in members]
-    pixels = Pixels(tensors, layouts.reshape(-1, 11), channels)
-    if pixels.sizes.min(initial=1) < 1:
-        image = int(pixels.sizes.min(1).argmin())
-        sample, position = divmod(image, len(members))
-        raise ArgumentError(
-            f"images must have pixels, got {'x'.join(map(str, pixels.sizes[image]))} for image {position} of sample {sample}. "
-            "Leave it out of the dataset."
-        )
-    return pixels
+    return Pixels(tensors, layouts.reshape(-1, 11), channels)
 
 
 def layouts_of(shapes: Shapes) -> NDArray[np.int64]:

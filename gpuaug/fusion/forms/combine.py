@@ -305,7 +305,8 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
 
     Raises:
         ArgumentTypeError: If ``images`` is not a list of batches of images.
-        ArgumentError: If it does not have ``count`` batches, or the batches differ in number of images, channels or type.
+        ArgumentError: If it does not have ``count`` batches, or the batches differ in number of images, channels or type, or
+            have no pixels.
     """
     advice = f"Return {{'image': [{', '.join(f'i{index}' for index in range(count))}], …}} from the data set."
     if not isinstance(images, list | tuple):
@@ -322,7 +323,12 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-        size = size_of(member)
+        size = size_of(member)  # ragged images without pixels are an error
+        if isinstance(member, Tensor) and len(member) and 0 in member.shape[2:]:
+            raise ArgumentError(
+                f"images must have pixels, got {size.height}x{size.width} for image {index} of sample 0. Leave it out of the "
+                "dataset."
+            )
         types.append((size.batch, size.channels, dtype_of(member), member.device))
         if types[index] != types[0]:
             first, other = ("{} images of {} channels, {} on {}".format(*values) for values in (types[0], types[index]))
