@@ -2,14 +2,18 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
+import gpuaug
 from bench.data.random_images import RandomImages
+from gpuaug.benchkit.windows import Variant
 
 DEPTH = 2
 """Default ``depth`` of a ``StreamedLoader``, on which the number of discarded steps depends."""
@@ -64,6 +68,28 @@ def queue_length(loader: DataLoader) -> int:
 def repeat_batches(batches: list[Any]) -> list[Any]:
     """Repeat batches for longer than any window: a loader without cost."""
     return batches * 10**5
+
+
+def decoding_alone(name: str, batches: list[Any], options: Namespace, images_per_batch: int, stack: ExitStack) -> Variant:
+    """Return a row that decodes a few encoded batches from memory, repeatedly: a ceiling for rows that decode files.
+
+    Args:
+        name: Name of the row.
+        batches: Batches of ``collate_encoded``.
+        options: Options of the suite. Only ``device`` is read.
+        images_per_batch: Number of images that a step counts.
+        stack: Closes the loader.
+    """
+    if options.device.type == "cuda":
+        batches = [pin_memory(batch) for batch in batches]
+    streamed = gpuaug.StreamedLoader(repeat_batches(batches), [gpuaug.DecodeStage()], device=options.device, depth=DEPTH)
+    stack.callback(streamed.close)
+
+    def steps() -> Iterator[int]:
+        for _ in streamed:
+            yield images_per_batch
+
+    return Variant(name, steps, DEPTH + 4)
 
 
 def sample_batches(dataset: Dataset, batch_size: int, count: int, device: torch.device, *, pin: bool = False) -> list[Any]:

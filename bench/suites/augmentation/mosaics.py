@@ -9,7 +9,8 @@ images        uint8 images of ``--side`` pixels on the device. Rows: Kornia's ``
 with boxes    the same with 7 boxes per image, in target dicts as a loader hands them over; gpuaug only
 from files    from files in the page cache to mosaics on the device. Photographs as on the web, JPEG, with a median side of 450
               pixels, and 7 boxes per image, which the data set holds in memory. Rows: workers that decode with PIL and make
-              mosaics in torch; gpuaug: ``collate_encoded``, ``DecodeStage``, and a fused ``Mosaic``
+              mosaics in torch; gpuaug: ``collate_encoded``, ``DecodeStage``, and a fused ``Mosaic``; and the ceiling: whole
+              images, decoded by ``DecodeStage`` from files in memory
 
 Rates are mosaics per second. ``host_ms`` and ``gpu_ms``: time of one call, on the calling thread with an idle device, and on
 the device.
@@ -37,6 +38,7 @@ from gpuaug.benchkit.windows import Variant
 KORNIA = "Kornia"
 WORKERS = "workers"
 GPUAUG = "gpuaug"
+DECODING = "decoding alone"
 
 BOXES = 7
 """Boxes per image, as in COCO."""
@@ -125,7 +127,11 @@ def file_rows(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opt
 
         return Variant(label, steps, loaders.queue_length(loader))
 
-    return [row(WORKERS, mosaic, []), row(GPUAUG, None, stages)]
+    samples = Files(options.files, None)
+    numbers = [range(first, first + batch_size) for first in range(0, 4 * batch_size, batch_size)]
+    batches = [gpuaug.collate_encoded([samples[index]["image"] for index in part]) for part in numbers]
+    decoding = loaders.decoding_alone(DECODING, batches, options, batch_size, stack)
+    return [row(WORKERS, mosaic, []), row(GPUAUG, None, stages), decoding]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -146,5 +152,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cases,
         baseline=(KORNIA, WORKERS),
         ours=(GPUAUG,),
+        ceilings=(DECODING,),
         figures=partial(call_rows.batch_figures, device=options.device),
     )

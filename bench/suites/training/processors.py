@@ -50,6 +50,7 @@ WORKERS = "transformers, workers"
 DEVICE = "transformers, workers decode"
 GPUAUG = "gpuaug"
 RESIDENT = "resident"
+DECODING = "decoding alone"
 
 TEXT_TOKENS = 32
 """Tokens of text per image in the training step."""
@@ -189,7 +190,13 @@ def file_rows(name: str, options: Namespace, batch_size: int, stack: ExitStack) 
     def no_step(batch: Batch) -> None:
         """Step of a loop that only makes patches."""
 
-    return [row(label, name, options, batch_size, stack, no_step) for label in (WORKERS, DEVICE, GPUAUG)]
+    files = Files(options.files, decodes=False)
+    numbers = [range(first, first + batch_size) for first in range(0, _BATCHES * batch_size, batch_size)]
+    batches = [[gpuaug.collate_encoded([files[index] for index in part])] for part in numbers]
+    return [
+        *(row(label, name, options, batch_size, stack, no_step) for label in (WORKERS, DEVICE, GPUAUG)),
+        loaders.decoding_alone(DECODING, batches, options, batch_size, stack),
+    ]
 
 
 class Step:
@@ -254,6 +261,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cases,
         baseline=(TRANSFORMERS, WORKERS),
         ours=(GPUAUG,),
-        ceilings=(RESIDENT,),
+        ceilings=(RESIDENT, DECODING),
         figures=partial(call_rows.batch_figures, device=options.device),
     )
