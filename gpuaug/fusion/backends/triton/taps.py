@@ -204,12 +204,12 @@ def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
 
 @triton.jit
 def half_to_even(coordinate):
-    """Round to the nearest integer, and halves to the nearest even integer, as ``grid_sample`` does."""
-    floor = tl.floor(coordinate)
-    fraction = coordinate - floor
-    odd = (floor.to(tl.int32) & 1) != 0
-    rounds_up = (fraction > 0.5) | ((fraction == 0.5) & odd)
-    return floor.to(tl.int32) + rounds_up.to(tl.int32)
+    """Round to the nearest integer, and halves to the nearest even integer, as ``grid_sample`` does.
+
+    ``coordinate``: float32. If its absolute value is 2^22 or more, the result is only close.
+    """
+    # Floats from 2^23 to 2^24 have no fraction: the first addition rounds.
+    return ((coordinate + 12582912.0) - 12582912.0).to(tl.int32)
 
 
 @triton.jit
