@@ -146,8 +146,8 @@ class Engines(FileDecoder):
         files = _largest_first(np.concatenate(files_of_members))
         if request.has_windows:
             self._decoder.set_windows(files)
-        keys = np.stack((files["group"], files["form"]), 1)
-        return [files[(keys == key).all(1)] for key in np.unique(keys, axis=0)]
+        calls = files["group"] * 256 + files["form"]  # a number per pair; one-dimensional, because np.unique of pairs is slow
+        return [files[calls == call] for call in np.unique(calls)]
 
     def _decode_requests(self, resources: Resources) -> None:
         """Decode waiting requests together, on the thread of ``Pools.card``. Later tasks of the thread find no request.
