@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is out of date")
     options = parser.parse_args(argv)
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.rglob("*.json"))}
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.glob("*.json"))}
     stale = []
     for path in options.files or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
         if not path.exists():
