@@ -214,7 +214,7 @@ def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: 
     text = ", ".join(filter(None, parts))
     baseline = result["settings"].get("baseline")
     reference = "the row at 1.00" if baseline is None else f"*{baseline}*"
-    ratios = ratios and any(row.get("ratio") for row in result["rows"])
+    ratios = ratios and any(row.get("ratio") for row in rows)
     paired = f" In brackets: the ratio to {reference} in the same round, the median over rounds." if ratios else ""
     return f"<sub>{text}.{paired}</sub>"
 
