@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
     options = parser.parse_args(argv)
     targets = []
-    for path in sorted(options.results.rglob("*.json")):
+    for path in sorted(options.results.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         options.images.mkdir(parents=True, exist_ok=True)
         if result["suite"] == "waits":

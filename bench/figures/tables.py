@@ -214,7 +214,7 @@ def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: 
     text = ", ".join(filter(None, parts))
     baseline = result["settings"].get("baseline")
     reference = "the row at 1.00" if baseline is None else f"*{baseline}*"
-    ratios = ratios and any(row.get("ratio") for row in result["rows"])
+    ratios = ratios and any(row.get("ratio") for row in rows)
     paired = f" In brackets: the ratio to {reference} in the same round, the median over rounds." if ratios else ""
     return f"<sub>{text}.{paired}</sub>"
 
@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is out of date")
     options = parser.parse_args(argv)
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.rglob("*.json"))}
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.glob("*.json"))}
     stale = []
     for path in options.files or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
         if not path.exists():

@@ -131,7 +131,7 @@ def test_tested_versions_are_those_on_which_something_ran():
 
 def test_facts_about_cards_are_those_of_the_stored_results():
     stacks = json.loads((ROOT / "tests/project/stacks.json").read_text())
-    results = [json.loads(path.read_text())["environment"] for path in (ROOT / "bench" / "results").rglob("*.json")]
+    results = [json.loads(path.read_text())["environment"] for path in (ROOT / "bench" / "results").glob("*.json")]
     on_cards = [environment for environment in results if environment.get("gpu")]
     keys = ("python", "torch", "triton", "torchvision", "kornia", "numpy")
     for stack in stacks:
@@ -152,7 +152,7 @@ def test_tables_of_the_readme_fit_a_screen():
     assert max(len(line) for line in lines) <= 120
     assert "docs/benchmarks/files.md" in section, "links to the rest"
     assert "docs/benchmarks/augmentation.md" in section, "links to the rest"
-    assert text == tables.rewrite(text, {path.stem: json.loads(path.read_text()) for path in tables.RESULTS.rglob("*.json")})
+    assert text == tables.rewrite(text, {path.stem: json.loads(path.read_text()) for path in tables.RESULTS.glob("*.json")})
 
 
 # The workflow.
