@@ -8,7 +8,9 @@ images. *Targets* are annotations: masks, boxes, keypoints, labels. A ``Record``
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, cast
 
 import torch
@@ -43,6 +45,7 @@ from gpuaug.fusion.processors.read import is_image_processor
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, ImageKey, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
+from gpuaug.fusion.table.on_host import HostTables
 from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 
 
@@ -177,20 +180,15 @@ class Fused(nn.Module):
         # Images of the last call; empty before the first call. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
         self._warnings = FallbackWarnings(uint8_program.ops)
-        self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
+        with suppress(GpuAugError):  # the pipeline does not accept floats; a call with floats will raise the error
+            self._program(torch.float32)
+        self.draws_only_from_seed = not any(
+            isinstance(op, EagerOp) for program in self._programs.values() for op in program.ops
+        )
         """True if all random numbers of a call follow from its seed.
 
         A fallback module draws from the global generators of torch, NumPy or Python, which are seeded while it runs.
         """
-
-    def _main_programs(self) -> list[Program]:
-        """Return the program for uint8 images and, if the pipeline accepts floats, the program for float32 images."""
-        programs = [self._program()]
-        try:
-            programs.append(self._program(torch.float32))
-        except GpuAugError:  # the pipeline does not accept floats; a call with floats will raise the error
-            return programs
-        return programs
 
     def _program(self, dtype: torch.dtype = torch.uint8, *, is_video: bool = False) -> Program:
         """Return the program for images of ``dtype``, created at its first use. ``is_video``: for torchvision's ``Video``."""
@@ -317,9 +315,13 @@ class Fused(nn.Module):
         seed = next_seed() if draws is None else 0  # 0 is not used: ``draws`` replace new draws
         plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])  # see ImageKey
         if draws is None and plan is not None and key is not None and key in program.cached:
-            op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])
+            tables, index = self._prefetch.tables(plan, size, combination.device, has_points=key[3], seed=seed)
+            assert isinstance(tables, HostTables)  # the combined images have one size
+            op_draws = tables.draws(index, program.combining)
         else:
-            draws = program.drawn_or_checked(size, seed, draws)
+            if draws is None:
+                draws = program.draw(size, seed)
+            check_draws(draws, size, program.ops, 1)
             op_draws = draws._drawn
         results = combination.run(op_draws)
         if plan is not None and program.ends_with_combining:
@@ -402,7 +404,8 @@ class Fused(nn.Module):
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, size, images.device, has_points=False, views=views, seed=seed)
+        tables, index = self._prefetch.tables(plan, size, images.device, has_points=False, views=views, seed=seed)
+        table = tables.table(index, size, None)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
@@ -464,11 +467,11 @@ class Fused(nn.Module):
             if draws is not None:
                 self._run_segments(program, record, draws)
             elif plan is not None:
-                call = record.call
-                table = self._prefetch.table(
-                    plan, call.size, call.device, call.image_layouts, has_points=record.has_points, views=views, seed=seed
+                size, layouts = record.call.size, record.call.image_layouts
+                tables, index = self._prefetch.tables(
+                    plan, size, record.call.device, layouts, has_points=record.has_points, views=views, seed=seed
                 )
-                record.run_plan(plan, table, (), program.dtype, self.memory_format)
+                record.run_plan(plan, tables.table(index, size, layouts), (), program.dtype, self.memory_format)
             return record.results(keepdim=self._keepdim, views=views)
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:

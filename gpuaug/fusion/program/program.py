@@ -17,7 +17,7 @@ from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.ragged import Windows
 from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining_ops
-from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves, target_conversions_of
@@ -186,17 +186,6 @@ class Program:
         seeds = seeds_of_views(seed, self.views)
         first_draws, *other_draws = (self._draw_view(size, view_seed, view) for view, view_seed in enumerate(seeds))
         return replace(first_draws, _more=tuple(other_draws))
-
-    def drawn_or_checked(self, size: Size, seed: int, draws: Draws | None) -> Draws:
-        """Return ``draws`` after a check that a call can replay them, or, if ``None``, the draws of a call with ``seed``.
-
-        Raises:
-            ArgumentTypeError, ArgumentError: If ``draws`` is no ``Draws``, or is for other images or another pipeline.
-        """
-        if draws is None:
-            return self.draw(size, seed)
-        check_draws(draws, size, self.ops, 1)
-        return draws
 
     def windows(self, size: Size, seed: int) -> Windows | None:
         """Return the smallest window per ragged image that contains all pixels that a call reads for all views.

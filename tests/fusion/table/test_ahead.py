@@ -277,7 +277,8 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
     def calls(device):
         torch.manual_seed(3)
         made = TablePrefetch()
-        return [made.table(segment.plan, size, torch.device(device), has_points=points, views=1) for _ in range(6)]
+        batches = [made.tables(segment.plan, size, torch.device(device), has_points=points, views=1) for _ in range(6)]
+        return [tables.table(index, size, None) for tables, index in batches]
 
     for one, other in zip(calls("cuda:0"), calls("cpu"), strict=True):
         assert_values(one, other)
