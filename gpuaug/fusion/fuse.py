@@ -10,7 +10,6 @@ images. *Targets* are annotations: masks, boxes, keypoints, labels. A ``Record``
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Literal, cast
 
 import torch
