@@ -293,6 +293,8 @@ class Column:
     @cached_property
     def elements(self) -> Tensor:
         """All elements of the tensors, in order, (n,), as a plain tensor."""
+        if "joined" in vars(self) or self.row_shape is not None:
+            return self.joined.flatten()
         with as_plain_tensors():
             return torch.cat([tensor.flatten() for tensor in self.values])
 
@@ -333,11 +335,6 @@ class FlatColumn(Column):
     def values(self) -> Sequence[Tensor]:  # type: ignore[override]
         """The tensors, which share the memory of ``joined``."""
         return self.packed.tensors(self.joined)
-
-    @property
-    def elements(self) -> Tensor:  # type: ignore[override]
-        """All elements of the tensors, in order, (n,), as a plain tensor."""
-        return self.joined.flatten()
 
 
 def indices_of(samples: Sequence[int]) -> NDArray[np.int64]:

@@ -262,7 +262,7 @@ class Combination:
     def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
         owners, offsets_and_sizes = masks.host_arrays
-        offsets_and_sizes = offsets_and_sizes.reshape(-1, 3)[placement.used[owners]]
+        offsets_and_sizes = offsets_and_sizes[placement.used[owners]]
         owners = owners[placement.used[owners]]
         layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
         layouts[:, 0] = offsets_and_sizes[:, 0]
