@@ -30,7 +30,7 @@ from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views, pure_tensors
-from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
+from gpuaug.fusion.lower.fallback_warnings import warn_once, warn_when_fused
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import leaves, target_conversions_of
@@ -128,7 +128,7 @@ def fuse(
         # ``Fused`` only for type checkers: with a union or an overload they would not know the type for a pipeline of type Any.
         return cast("Fused", fuse_processor(pipeline, options))
     fused = Fused(pipeline, options)
-    fused._warnings.warn_when_fused()
+    warn_when_fused(fused._program().ops, fused._warned)
     return fused
 
 
@@ -178,7 +178,8 @@ class Fused(nn.Module):
         """Layout of clips that the pipeline accepts."""
         # Images of the last call; empty before the first call. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._warnings = FallbackWarnings(uint8_program.ops)
+        self._warned: set[str] = set()
+        """Names of the fallback modules about which no more warnings are issued."""
         with suppress(GpuAugError):  # the pipeline does not accept floats; a call with floats will raise the error
             self._program(torch.float32)
         self.draws_only_from_seed = not any(
@@ -216,11 +217,11 @@ class Fused(nn.Module):
         return "; ".join([*descriptions, f"run by {backend}"] if backend else descriptions)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._warnings.warned}
+        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.training = state["training"]
-        self._warnings.warned = set(state["warned"])
+        self._warned = set(state["warned"])
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None, *, dtype: torch.dtype | None = None) -> Draws:
         """Draw the random parameters of one batch, without images.
@@ -485,7 +486,7 @@ class Fused(nn.Module):
             # (dtype, memory format) of the result of the pipeline. Images between segments have the defaults.
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
-                self._warnings.warn_once(segment.fallback)
+                warn_once(segment.fallback, self._warned)
                 ((fallback_draws,),) = segment_draws  # one view, one module
                 record.run_eager(segment.fallback, fallback_draws, *output_type)
                 size = segment.fallback.out_drawn(fallback_draws, size)

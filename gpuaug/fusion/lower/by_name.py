@@ -80,8 +80,11 @@ def is_a(transform: Any, name: str) -> bool:
 
 
 def difference_reason(transform: Any, class_: type) -> str | None:
-    """Return the reason why ``transform`` may differ from an instance of ``class_`` in the tested versions, or ``None``."""
-    return difference(transform, class_) or _version_reason(class_)
+    """Return the reason why ``transform`` may differ from an instance of ``class_`` in the tested versions, or ``None``.
+
+    The version counts for classes with a ``qualified_name``, which are recognized by their names.
+    """
+    return difference(transform, class_) or (_version_reason(class_) if qualified_name(class_) else None)
 
 
 @cache

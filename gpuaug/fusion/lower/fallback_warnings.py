@@ -16,48 +16,44 @@ _COST = "on the training thread, and splits the passes there: see print(augment.
 _SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
 
 
-class FallbackWarnings:
-    """Warn once per fallback module of a pipeline.
+def warn_when_fused(ops: Sequence[Op | EagerOp], warned: set[str]) -> None:
+    """Warn, when a pipeline is fused, about modules without an op for any image size, or an untested version of Kornia.
 
     Args:
         ops: Ops and fallback modules of the pipeline.
+        warned: See ``warn_once``.
     """
+    untested = untested_version()
+    if untested is not None and any(op.package == "Kornia" for op in ops):
+        warn_of_untested_version(untested)
+        warned |= {op.name for op in ops if op.package == "Kornia"}
+    for op in ops:
+        if isinstance(op, EagerOp):
+            warn_once(op, warned)
 
-    def __init__(self, ops: Sequence[Op | EagerOp]) -> None:
-        self._ops = ops
-        self.warned: set[str] = set()
-        """Names of the modules about which no more warnings are issued."""
 
-    def warn_when_fused(self) -> None:
-        """Warn, when a pipeline is fused, about modules without an op for any image size, or an untested version of Kornia."""
-        untested = untested_version()
-        if untested is not None and any(op.package == "Kornia" for op in self._ops):
-            warn_of_untested_version(untested)
-            self.warned |= {op.name for op in self._ops if op.package == "Kornia"}
-        for op in self._ops:
-            if isinstance(op, EagerOp):
-                self.warn_once(op)
+def warn_once(op: EagerOp, warned: set[str]) -> None:
+    """Warn about a fallback module.
 
-    def warn_once(self, op: EagerOp) -> None:
-        """Warn about a fallback module, unless its name is in ``warned``.
+    Also called when the module runs, because some modules are fallback modules only for images of some sizes.
 
-        Also called when the module runs, because some modules are fallback modules only for images of some sizes.
-        """
-        if op.name in self.warned:
-            return
-        self.warned.add(op.name)
-        page = "torchvision" if op.package == "torchvision" else "fuse"
-        if op.package == "torchvision":
-            how = "It runs image by image, with separate launches for every image"
-        elif op.is_user_defined:
-            how = (
-                "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
-            )
-        else:
-            how = "Kornia runs it, with tens of launches per batch"
-        warnings.warn(
-            f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
-            f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
-            GpuAugWarning,
-            stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
-        )
+    Args:
+        op: The fallback module.
+        warned: Names of the modules about which no more warnings are issued. The name of ``op`` is added.
+    """
+    if op.name in warned:
+        return
+    warned.add(op.name)
+    page = "torchvision" if op.package == "torchvision" else "fuse"
+    if op.package == "torchvision":
+        how = "It runs image by image, with separate launches for every image"
+    elif op.is_user_defined:
+        how = "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
+    else:
+        how = "Kornia runs it, with tens of launches per batch"
+    warnings.warn(
+        f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
+        f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
+        GpuAugWarning,
+        stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
+    )

@@ -61,27 +61,18 @@ def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
     return f"{'' if type(module) is base else 'a subclass of '}{base.__name__} with other attributes: {error}"
 
 
-def refuse_inside_kornia(module: nn.Module, *, is_fallback: bool = False) -> None:
+def refuse_inside_kornia(module: nn.Module) -> None:
     """Raise an error for torchvision's transforms inside a module of Kornia that would call them once per batch.
 
-    Args:
-        module: Module of the user.
-        is_fallback: Whether Kornia runs ``module`` even if ``module`` is a container that could be lowered member by member.
+    Not called for a container that is lowered member by member.
 
     Raises:
-        ArgumentTypeError: If ``module`` is of a class of Kornia, is not lowered member by member, and contains a transform of
-            torchvision.
+        ArgumentTypeError: If ``module`` is of a class of Kornia, and contains a transform of torchvision.
     """
     class_: Any = library_class(module)
-    is_modified = class_ is not None and difference(module, class_) is not None
-    if class_ is None or (is_modified and type(module) is not class_):  # a class of the user
+    if class_ is None or (type(module) is not class_ and difference(module, class_) is not None):  # a class of the user
         return
-    is_lowered_by_member = (
-        not (is_modified or is_fallback)
-        and class_.__name__ in ("AugmentationSequential", "ImageSequential")
-        and not getattr(module, "random_apply", 0)
-    )
-    for child in () if is_lowered_by_member else module.modules():
+    for child in module.modules():
         if torchvision_class(child) is not None:
             raise ArgumentTypeError(
                 f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which Kornia "
