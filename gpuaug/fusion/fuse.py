@@ -30,8 +30,8 @@ from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views, pure_tensors
-from gpuaug.fusion.lower.fallback_warnings import warn_once, warn_when_fused
 from gpuaug.fusion.lower.image_types import ImageTypes
+from gpuaug.fusion.lower.kornia import warn_once, warn_when_fused
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
