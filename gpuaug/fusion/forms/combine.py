@@ -21,13 +21,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.core.targets import (
-    BOXES,
-    KEYPOINTS,
-    MASKS,
-    PackedTargets,
-    TargetsLayout,
-)
+from gpuaug.core.targets import BOXES, KEYPOINTS, MASKS, PackedTargets, TargetsLayout
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, send, size_of
 from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, Pixels, layouts_of, pixels_of

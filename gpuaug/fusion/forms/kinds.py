@@ -17,16 +17,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.targets import (
-    BOXES,
-    MASKS,
-    Column,
-    FlatColumn,
-    Kind,
-    owners_of,
-    split,
-    with_class_of,
-)
+from gpuaug.core.targets import BOXES, MASKS, Column, FlatColumn, Kind, owners_of, split, with_class_of
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call

@@ -25,13 +25,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
-from gpuaug.core.torchvision_types import (
-    TypeChange,
-    class_of,
-    is_unmodified_sequential,
-    nearest_class,
-    torchvision_class,
-)
+from gpuaug.core.torchvision_types import TypeChange, class_of, is_unmodified_sequential, nearest_class, torchvision_class
 from gpuaug.fusion.combine_ops import CombineOp, misplaced_error
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.conversions import (
@@ -44,12 +38,7 @@ from gpuaug.fusion.lower.conversions import (
     torchvision_equivalent,
 )
 from gpuaug.fusion.lower.image_types import ImageTypes
-from gpuaug.fusion.lower.refusals import (
-    ATTRIBUTE_ERRORS,
-    attributes_reason,
-    refuse_transform,
-    v2_of,
-)
+from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision

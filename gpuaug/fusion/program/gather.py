@@ -12,17 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.ops.geometry import (
-    Edge,
-    Filter,
-    FrameOp,
-    GatherOp,
-    IndexMap,
-    IndexOp,
-    PerSample,
-    ResampleOp,
-    WarpOp,
-)
+from gpuaug.fusion.ops.geometry import Edge, Filter, FrameOp, GatherOp, IndexMap, IndexOp, PerSample, ResampleOp, WarpOp
 from gpuaug.fusion.pixels import UNCHANGED, ByteRule
 
 Interpolation = Literal["", "resample", "affine", "perspective"]
