@@ -198,13 +198,11 @@ class Fused(nn.Module):
             program = self._programs[key] = Program(self.pipeline[0], self.options, ImageTypes(dtype, is_video=is_video))
         return program
 
-    def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for images of ``dtype``. Default: uint8, or float32 if the pipeline does not accept uint8."""
+    def _dtype_of_images(self, dtype: torch.dtype | None) -> torch.dtype:
+        """Return ``dtype`` after a check. Default: uint8, or float32 if the pipeline does not accept uint8."""
         if dtype is not None:
-            dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
-        elif self._program().refuses_type:
-            dtype = torch.float32
-        return self._program(torch.uint8 if dtype is None else dtype)
+            return one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
+        return torch.float32 if self._program().refuses_type else torch.uint8
 
     def extra_repr(self) -> str:
         """Names of all modules, names of the modules that are not fused, and the backend of the last call."""
@@ -245,7 +243,7 @@ class Fused(nn.Module):
         size = size_of_shape(shape, self.clip_layout)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
-        return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
+        return self._program(self._dtype_of_images(dtype)).draw(size, next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes, image: int = 0) -> Windows | None:
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
@@ -440,11 +438,9 @@ class Fused(nn.Module):
         default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         last_size = self._last_call[0][0] if self._last_call else default_size
         size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
-        dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
-        program = self._program_for(dtype)
-        source_dtype = dtype or (torch.float32 if self._program().refuses_type else torch.uint8)
+        dtype = self._dtype_of_images(self._last_call[0][2] if dtype is None and self._last_call else dtype)
         plain_torch = plain_torch_reason(self._last_call[0][1]) if self._last_call else None
-        return explain.explanation(program, size, source_dtype, self._backend(), plain_torch)
+        return explain.explanation(self._program(dtype), size, dtype, self._backend(), plain_torch)
 
     def _backend(self) -> str:
         """Name of the backend of the last call; empty before the first call."""

@@ -256,10 +256,9 @@ class Combination:
     def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
         owners, offsets_and_sizes = masks.host_arrays
-        offsets_and_sizes = offsets_and_sizes[placement.used[owners]]
-        owners = owners[placement.used[owners]]
-        layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
-        layouts[:, 0] = offsets_and_sizes[:, 0]
+        used = placement.used[owners]
+        owners = owners[used]
+        layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))[used]
         # Each mask is written like its image, but to a separate canvas, which the region of the tile fills. The
         # canvases lie one after the other in ``placed_pixels``. Columns of tiles: 4 to 7, region (top, left, height, width); 8
         # and 9, height and width of the canvas; 10, offset of the canvas; 11, index of the image.
