@@ -21,11 +21,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.core.torchvision_types import difference
-from gpuaug.fusion.lower.refusals import UNSUPPORTED_TIMM_SETTINGS, timm_error
+from gpuaug.fusion.lower.refusals import timm_error
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 
@@ -134,7 +133,8 @@ def torchvision_equivalent(transform: Any) -> Any:
     name = qualified_name(class_)
     interpolation = getattr(transform, "interpolation", None)
     if isinstance(interpolation, tuple) and name in ("timm.RandomResizedCropAndInterpolation", "timm.ResizeKeepRatio"):
-        raise _setting_error(class_, "with random interpolation")
+        advice = "Pass interpolation='bicubic' to create_transform"  # of timm, as in the other errors about a setting
+        raise timm_error(f"{class_.__name__} with random interpolation", advice)
     # ``tf`` and ``transf`` are the attributes in which the classes keep the transform that they call.
     if name == "lerobot.ImageTransforms":
         return transform.tf
@@ -164,11 +164,6 @@ def _converts_to_rgb(transform: Any) -> bool:
     return constants == {"RGB"} and {"convert"} <= {*function.__code__.co_names} <= {"convert", "mode"}
 
 
-def _setting_error(class_: type, setting: str) -> ArgumentTypeError:
-    """Return the error for a transform of timm with a ``setting``, a key of ``UNSUPPORTED_TIMM_SETTINGS``."""
-    return timm_error(f"{class_.__name__} {setting}", UNSUPPORTED_TIMM_SETTINGS[setting])
-
-
 def _random_erasing(transform: Any) -> Any:
     """Return torchvision's equivalent of timm's ``RandomErasing``.
 
@@ -176,9 +171,9 @@ def _random_erasing(transform: Any) -> Any:
         ArgumentTypeError: If the transform has a setting that torchvision's does not have.
     """
     if transform.rand_color:
-        raise _setting_error(type(transform), "with mode='rand'")
+        raise timm_error(f"{type(transform).__name__} with mode='rand'", "Pass re_mode='const' to create_transform")
     if transform.max_count > 1:
-        raise _setting_error(type(transform), "with several rectangles")
+        raise timm_error(f"{type(transform).__name__} with several rectangles", "Pass re_count=1 to create_transform")
     ratio = tuple(map(math.exp, transform.log_aspect_ratio))
     scale = (transform.min_area, transform.max_area)
     return v2.RandomErasing(transform.probability, scale, ratio, value="random" if transform.per_pixel else 0)

@@ -53,9 +53,9 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
     if "torchvision.transforms" in sys.modules:  # otherwise the pipeline has no transform of torchvision
-        from gpuaug.fusion.lower.conversions import count_conversions
+        from gpuaug.fusion.lower.conversions import converts_to_floats, expanded
 
-        types.remaining_conversions = count_conversions(pipeline)
+        types.remaining_conversions = sum(map(converts_to_floats, expanded(pipeline)))
         types.has_conversion = types.remaining_conversions > 0
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)

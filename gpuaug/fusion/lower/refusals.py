@@ -45,13 +45,6 @@ UNSUPPORTED_TIMM = {
 }
 """Class name of an unsupported transform of timm → advice for the error."""
 
-UNSUPPORTED_TIMM_SETTINGS = {
-    "with mode='rand'": "Pass re_mode='const' to create_transform",
-    "with random interpolation": "Pass interpolation='bicubic' to create_transform",
-    "with several rectangles": "Pass re_count=1 to create_transform",
-}
-"""Setting of timm's transforms that torchvision does not have → advice for the error. ``create_transform`` is timm's."""
-
 ATTRIBUTE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Errors of the constructor of an op, if the user has set an attribute of the module to a value that the op does not expect."""
 

@@ -1,6 +1,5 @@
 """From an image processor of transformers to its family and arithmetic. transformers is not imported."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -68,11 +67,6 @@ def read(processor: Any) -> Definition:
     family = read_family(processor)
     resampling = Resampling(cubic=bool(is_cubic), rounds=rounds, levels=_levels(processor))
     return Definition(class_.__name__, family, resampling)
-
-
-def version_of_transformers() -> str:
-    """Return the version of the imported package."""
-    return str(getattr(sys.modules.get("transformers"), "__version__", "an unknown version"))
 
 
 def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
