@@ -133,8 +133,7 @@ def torchvision_equivalent(transform: Any) -> Any:
     name = qualified_name(class_)
     interpolation = getattr(transform, "interpolation", None)
     if isinstance(interpolation, tuple) and name in ("timm.RandomResizedCropAndInterpolation", "timm.ResizeKeepRatio"):
-        advice = "Pass interpolation='bicubic' to create_transform"  # of timm, as in the other errors about a setting
-        raise timm_error(f"{class_.__name__} with random interpolation", advice)
+        raise timm_error(class_, "with random interpolation")
     # ``tf`` and ``transf`` are the attributes in which the classes keep the transform that they call.
     if name == "lerobot.ImageTransforms":
         return transform.tf
@@ -171,9 +170,9 @@ def _random_erasing(transform: Any) -> Any:
         ArgumentTypeError: If the transform has a setting that torchvision's does not have.
     """
     if transform.rand_color:
-        raise timm_error(f"{type(transform).__name__} with mode='rand'", "Pass re_mode='const' to create_transform")
+        raise timm_error(type(transform), "with mode='rand'")
     if transform.max_count > 1:
-        raise timm_error(f"{type(transform).__name__} with several rectangles", "Pass re_count=1 to create_transform")
+        raise timm_error(type(transform), "with several rectangles")
     ratio = tuple(map(math.exp, transform.log_aspect_ratio))
     scale = (transform.min_area, transform.max_area)
     return v2.RandomErasing(transform.probability, scale, ratio, value="random" if transform.per_pixel else 0)

@@ -164,6 +164,11 @@ def warn_of_untested_version(reason: str) -> None:
     )
 
 
+# Parts of the text of each warning.
+_COST = "on the training thread, and splits the passes there: see print(augment.explain())"
+_SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
+
+
 def warn_when_fused(ops: Sequence[Op | EagerOp], warned: set[str]) -> None:
     """Warn, when a pipeline is fused, about modules without an op for any image size, or an untested version of Kornia.
 
@@ -200,9 +205,8 @@ def warn_once(op: EagerOp, warned: set[str]) -> None:
     else:
         how = "Kornia runs it, with tens of launches per batch"
     warnings.warn(
-        f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, on the training thread, and "
-        "splits the passes there: see print(augment.explain()). Replace the module or its setting by one listed at "
-        f"{DOCUMENTATION}{page}/, or ignore gpuaug.GpuAugWarning if this is intended.",
+        f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
+        f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
     )

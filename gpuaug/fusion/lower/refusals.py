@@ -42,8 +42,14 @@ UNSUPPORTED_TIMM = {
     "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
+    "with mode='rand'": "Pass re_mode='const' to create_transform",
+    "with random interpolation": "Pass interpolation='bicubic' to create_transform",
+    "with several rectangles": "Pass re_count=1 to create_transform",
 }
-"""Class name of an unsupported transform of timm → advice for the error."""
+"""Class name of an unsupported transform of timm, or setting that torchvision does not have → advice for the error.
+
+``create_transform`` is timm's.
+"""
 
 ATTRIBUTE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Errors of the constructor of an op, if the user has set an attribute of the module to a value that the op does not expect."""
@@ -114,7 +120,7 @@ def refuse_transform(transform: Any) -> None:
     """
     class_ = type(transform)
     if class_.__module__.startswith("timm.") and class_.__name__ in UNSUPPORTED_TIMM:
-        raise timm_error(class_.__name__, UNSUPPORTED_TIMM[class_.__name__])
+        raise timm_error(class_)
     base = torchvision_class(transform)
     if base is not None and base.__name__ in UNSUPPORTED:
         type_difference = difference(transform, base)
@@ -125,8 +131,10 @@ def refuse_transform(transform: Any) -> None:
         )
 
 
-def timm_error(name: str, advice: str) -> ArgumentTypeError:
-    """Return the error for an unsupported transform of timm, with advice."""
+def timm_error(class_: type, setting: str = "") -> ArgumentTypeError:
+    """Return the error for a transform of timm: for a class, or a ``setting`` of a class, in ``UNSUPPORTED_TIMM``."""
+    name = f"{class_.__name__} {setting}".rstrip()
+    advice = UNSUPPORTED_TIMM[setting or class_.__name__]
     return ArgumentTypeError(
         f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {advice}."
     )
