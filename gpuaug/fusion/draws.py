@@ -6,7 +6,7 @@ draw ``"key"``. A *sample* is an image or a clip. *Views* are several random aug
 as RandAugment, picks other ops at random, per sample or once for all samples. A *mix* blends images of a batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
-from gpuaug.fusion.lower.tree import ImplicitTransform, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import ImplicitTransform, Leaf, Tree, leaves, nodes_in_order
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -188,32 +188,31 @@ class Draws:
             raise ArgumentError(
                 f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].as_torchvision()."
             )
-        drawn_sizes = list(zip(self._drawn, self._sizes, strict=True))
-        return [list(_calls(self._tree, iter(drawn_sizes), sample)) for sample in range(len(self))]
+        drawn_sizes = tuple(zip(self._drawn, self._sizes, strict=True))
+        return [list(_calls(self._tree, drawn_sizes, sample)) for sample in range(len(self))]
 
 
-def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _calls(tree: Tree, drawn_sizes: Iterable[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (function name, keyword arguments) of the calls for one sample, as in ``Draws.as_torchvision``.
 
-    ``drawn_sizes``: (draws, size of the input images) of each leaf from the first leaf of ``tree`` on, in order.
+    ``drawn_sizes``: (draws, size of the input images) of each leaf, in order.
     """
-    if isinstance(tree, ImplicitTransform):
-        yield from tree.calls
-    elif isinstance(tree, Leaf):
-        op_draws, size = next(drawn_sizes)
-        calls = getattr(tree.op, "calls", None)
+    remaining = iter(drawn_sizes)
+    for item in nodes_in_order(tree):
+        if isinstance(item, ImplicitTransform):
+            yield from item.calls
+            continue
+        op_draws, size = next(remaining)
+        calls = getattr(item.op, "calls", None)
         if calls is None or "key" in op_draws:
-            detail = f"which {tree.op.package} runs" if "key" in op_draws else f"a module of {tree.op.package}"
-            detail = "which mixes images" if isinstance(tree.op, MixOp) else detail
+            detail = f"which {item.op.package} runs" if "key" in op_draws else f"a module of {item.op.package}"
+            detail = "which mixes images" if isinstance(item.op, MixOp) else detail
             raise ArgumentError(
-                f"draws must be of fused torchvision transforms for as_torchvision(), got {tree.name}, {detail}. "
+                f"draws must be of fused torchvision transforms for as_torchvision(), got {item.name}, {detail}. "
                 "Use draws.of(sample) instead."
             )
         if op_draws["apply_mask"][sample]:
             yield from calls(op_draws, sample, size)
-    else:
-        for item in tree.items:
-            yield from _calls(item, drawn_sizes, sample)
 
 
 def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: int) -> None:

@@ -8,6 +8,7 @@ images. *Targets* are annotations: masks, boxes, keypoints, labels. A ``Record``
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -29,8 +30,8 @@ from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views, pure_tensors
-from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.image_types import ImageTypes
+from gpuaug.fusion.lower.kornia import warn_once, warn_when_fused
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
@@ -43,6 +44,7 @@ from gpuaug.fusion.processors.read import is_image_processor
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, ImageKey, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
+from gpuaug.fusion.table.on_host import HostTables
 from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 
 
@@ -126,7 +128,7 @@ def fuse(
         # ``Fused`` only for type checkers: with a union or an overload they would not know the type for a pipeline of type Any.
         return cast("Fused", fuse_processor(pipeline, options))
     fused = Fused(pipeline, options)
-    fused._warnings.warn_when_fused()
+    warn_when_fused(fused._program().ops, fused._warned)
     return fused
 
 
@@ -176,21 +178,17 @@ class Fused(nn.Module):
         """Layout of clips that the pipeline accepts."""
         # Images of the last call; empty before the first call. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._warnings = FallbackWarnings(uint8_program.ops)
-        self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
+        self._warned: set[str] = set()
+        """Names of the fallback modules about which no more warnings are issued."""
+        with suppress(GpuAugError):  # the pipeline does not accept floats; a call with floats will raise the error
+            self._program(torch.float32)
+        self.draws_only_from_seed = not any(
+            isinstance(op, EagerOp) for program in self._programs.values() for op in program.ops
+        )
         """True if all random numbers of a call follow from its seed.
 
         A fallback module draws from the global generators of torch, NumPy or Python, which are seeded while it runs.
         """
-
-    def _main_programs(self) -> list[Program]:
-        """Return the program for uint8 images and, if the pipeline accepts floats, the program for float32 images."""
-        programs = [self._program()]
-        try:
-            programs.append(self._program(torch.float32))
-        except GpuAugError:  # the pipeline does not accept floats; a call with floats will raise the error
-            return programs
-        return programs
 
     def _program(self, dtype: torch.dtype = torch.uint8, *, is_video: bool = False) -> Program:
         """Return the program for images of ``dtype``, created at its first use. ``is_video``: for torchvision's ``Video``."""
@@ -200,13 +198,11 @@ class Fused(nn.Module):
             program = self._programs[key] = Program(self.pipeline[0], self.options, ImageTypes(dtype, is_video=is_video))
         return program
 
-    def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for images of ``dtype``. Default: uint8, or float32 if the pipeline does not accept uint8."""
+    def _dtype_of_images(self, dtype: torch.dtype | None) -> torch.dtype:
+        """Return ``dtype`` after a check. Default: uint8, or float32 if the pipeline does not accept uint8."""
         if dtype is not None:
-            dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
-        elif self._program().refuses_type:
-            dtype = torch.float32
-        return self._program(torch.uint8 if dtype is None else dtype)
+            return one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
+        return torch.float32 if self._program().refuses_type else torch.uint8
 
     def extra_repr(self) -> str:
         """Names of all modules, names of the modules that are not fused, and the backend of the last call."""
@@ -219,11 +215,11 @@ class Fused(nn.Module):
         return "; ".join([*descriptions, f"run by {backend}"] if backend else descriptions)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._warnings.warned}
+        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.training = state["training"]
-        self._warnings.warned = set(state["warned"])
+        self._warned = set(state["warned"])
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None, *, dtype: torch.dtype | None = None) -> Draws:
         """Draw the random parameters of one batch, without images.
@@ -247,7 +243,7 @@ class Fused(nn.Module):
         size = size_of_shape(shape, self.clip_layout)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
-        return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
+        return self._program(self._dtype_of_images(dtype)).draw(size, next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes, image: int = 0) -> Windows | None:
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
@@ -317,9 +313,13 @@ class Fused(nn.Module):
         seed = next_seed() if draws is None else 0  # 0 is not used: ``draws`` replace new draws
         plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])  # see ImageKey
         if draws is None and plan is not None and key is not None and key in program.cached:
-            op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])
+            tables, index = self._prefetch.tables(plan, size, combination.device, has_points=key[3], seed=seed)
+            assert isinstance(tables, HostTables)  # the combined images have one size
+            op_draws = tables.draws(index, program.combining)
         else:
-            draws = program.drawn_or_checked(size, seed, draws)
+            if draws is None:
+                draws = program.draw(size, seed)
+            check_draws(draws, size, program.ops, 1)
             op_draws = draws._drawn
         results = combination.run(op_draws)
         if plan is not None and program.ends_with_combining:
@@ -402,7 +402,8 @@ class Fused(nn.Module):
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, size, images.device, has_points=False, views=views, seed=seed)
+        tables, index = self._prefetch.tables(plan, size, images.device, has_points=False, views=views, seed=seed)
+        table = tables.table(index, size, None)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
@@ -437,11 +438,9 @@ class Fused(nn.Module):
         default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         last_size = self._last_call[0][0] if self._last_call else default_size
         size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
-        dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
-        program = self._program_for(dtype)
-        source_dtype = dtype or (torch.float32 if self._program().refuses_type else torch.uint8)
+        dtype = self._dtype_of_images(self._last_call[0][2] if dtype is None and self._last_call else dtype)
         plain_torch = plain_torch_reason(self._last_call[0][1]) if self._last_call else None
-        return explain.explanation(program, size, source_dtype, self._backend(), plain_torch)
+        return explain.explanation(self._program(dtype), size, dtype, self._backend(), plain_torch)
 
     def _backend(self) -> str:
         """Name of the backend of the last call; empty before the first call."""
@@ -464,11 +463,11 @@ class Fused(nn.Module):
             if draws is not None:
                 self._run_segments(program, record, draws)
             elif plan is not None:
-                call = record.call
-                table = self._prefetch.table(
-                    plan, call.size, call.device, call.image_layouts, has_points=record.has_points, views=views, seed=seed
+                size, layouts = record.call.size, record.call.image_layouts
+                tables, index = self._prefetch.tables(
+                    plan, size, record.call.device, layouts, has_points=record.has_points, views=views, seed=seed
                 )
-                record.run_plan(plan, table, (), program.dtype, self.memory_format)
+                record.run_plan(plan, tables.table(index, size, layouts), (), program.dtype, self.memory_format)
             return record.results(keepdim=self._keepdim, views=views)
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
@@ -483,7 +482,7 @@ class Fused(nn.Module):
             # (dtype, memory format) of the result of the pipeline. Images between segments have the defaults.
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
-                self._warnings.warn_once(segment.fallback)
+                warn_once(segment.fallback, self._warned)
                 ((fallback_draws,),) = segment_draws  # one view, one module
                 record.run_eager(segment.fallback, fallback_draws, *output_type)
                 size = segment.fallback.out_drawn(fallback_draws, size)

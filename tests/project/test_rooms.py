@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_671,
     "decode": 4_571,
     "feed": 2_457,
-    "fusion": 14_643,
+    "fusion": 14_479,
     "integrations": 49,
     "loader": 1_310,
     "profiler": 1_191,

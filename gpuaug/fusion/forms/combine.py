@@ -21,13 +21,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.core.targets import (
-    BOXES,
-    KEYPOINTS,
-    MASKS,
-    PackedTargets,
-    TargetsLayout,
-)
+from gpuaug.core.targets import BOXES, KEYPOINTS, MASKS, PackedTargets, TargetsLayout
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, send, size_of
 from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, Pixels, layouts_of, pixels_of
@@ -262,10 +256,9 @@ class Combination:
     def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
         owners, offsets_and_sizes = masks.host_arrays
-        offsets_and_sizes = offsets_and_sizes.reshape(-1, 3)[placement.used[owners]]
-        owners = owners[placement.used[owners]]
-        layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
-        layouts[:, 0] = offsets_and_sizes[:, 0]
+        used = placement.used[owners]
+        owners = owners[used]
+        layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))[used]
         # Each mask is written like its image, but to a separate canvas, which the region of the tile fills. The
         # canvases lie one after the other in ``placed_pixels``. Columns of tiles: 4 to 7, region (top, left, height, width); 8
         # and 9, height and width of the canvas; 10, offset of the canvas; 11, index of the image.

@@ -9,7 +9,7 @@ the parameters of the ops of a plan per sample.
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.targets import (
-    BOXES,
-    MASKS,
-    Column,
-    FlatColumn,
-    Kind,
-    as_plain_tensors,
-    owners_of,
-    split,
-    with_class_of,
-)
+from gpuaug.core.targets import BOXES, MASKS, Column, FlatColumn, Kind, owners_of, split, with_class_of
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call
@@ -178,21 +168,17 @@ class Masks:
     Args:
         values: (B · T, C, H, W); with ``owners`` (n, 1, H, W); or, if masks differ in size, a flat tensor.
         owners: Owner of each mask, (n,) on the host; ``None`` if there is one mask per image or frame.
-        layouts: (offset in elements from the start of ``values``, height, width) of each mask, in one array (3 · n,); ``None``
-            if all masks have one size.
-        sources: Tensors outside of ``values`` to which offsets lead (``tensors_and_offsets``). They are kept alive.
+        layouts: (offset in elements from the start of ``values``, height, width) of each mask, (n, 3); ``None`` if all masks
+            have one size.
     """
 
-    def __init__(
-        self, values: Tensor, owners: Array | None = None, layouts: Array | None = None, sources: Sequence[Tensor] = ()
-    ) -> None:
+    def __init__(self, values: Tensor, owners: Array | None = None, layouts: Array | None = None) -> None:
         self.values = values
         self.host_arrays = [array for array in (owners, layouts) if array is not None]
         """``owners`` and ``layouts``, as far as they are not ``None``."""
         self.device_arrays: Sequence[Tensor] = ()
         """Copies of ``host_arrays`` on the device. The caller sets them before it calls ``run``."""
         self._differ_in_size = layouts is not None
-        self._sources = sources
 
     def run(self, plan: Plan, table: Tensor, canvases: Canvases) -> None:
         """Run all masks through the passes of a plan.
@@ -213,45 +199,23 @@ class Masks:
             if self._differ_in_size:
                 if canvas is None or pass_.gather_ops:  # otherwise the pass moves no pixels
                     owners, layouts = self.device_arrays
-                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, layouts.view(-1, 3)), canvas)
+                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, layouts), canvas)
                     self._differ_in_size = False  # the output of a pass has one size for all masks
                 continue
             mask_rows = table.index_select(0, self.device_arrays[0]) if mask_rows is None else mask_rows
             self.values = dispatch.run_mask(pass_, self.values, mask_rows, canvas=canvas)
 
 
-def tensors_and_offsets(column: Column, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
-    """Return (tensors to keep alive, flat tensor, offset from its start to the first mask of each tensor of a column).
-
-    ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Then masks are not copied: the flat
-    tensor is one of the column's tensors, and offsets lead to the others. Otherwise, and if the column is packed, the flat
-    tensor holds all masks, and no other tensors have to be kept alive.
-    """
-    if not by_address or isinstance(column, FlatColumn):
-        return (), column.elements, [0, *accumulate(shape.numel() for shape in column.shapes[:-1])]
-    with as_plain_tensors():
-        tensors = [tensor.contiguous() for tensor in column.values]
-        flat = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
-        address = flat.data_ptr()
-        return tensors, flat, [(tensor.data_ptr() - address) // flat.itemsize for tensor in tensors]
-
-
-def layouts_of_masks(offsets: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """Return the argument ``layouts`` of ``Masks``: (offset, height, width) of each mask, (3 · n,).
+def layouts_of_masks(counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
+    """Return (offset, height, width) of each mask, (n, 3), for masks that are consecutive in memory.
 
     Args:
-        offsets: Offset of the first mask of each tensor of masks.
-        counts: Number of masks in each tensor.
-        sides: (height, width) of the masks in each tensor.
+        counts: Number of masks of each image.
+        sides: (height, width) of these masks.
     """
-    # Mask i of the batch begins at c + i · height · width, where c is equal for all masks of a tensor: the first number below.
-    first_layouts = [
-        (offset - preceding * height * width, height, width)
-        for offset, preceding, (height, width) in zip(offsets, [0, *accumulate(counts[:-1])], sides, strict=True)
-    ]
-    mask_layouts = np.repeat(np.array(first_layouts, np.int64).reshape(-1, 3), counts, 0)
-    mask_layouts[:, 0] += np.arange(len(mask_layouts)) * mask_layouts[:, 1] * mask_layouts[:, 2]
-    return mask_layouts.ravel()
+    sides_of_masks = np.repeat(np.array(sides, np.int64).reshape(-1, 2), counts, 0)
+    areas = sides_of_masks.prod(1)
+    return np.column_stack((areas.cumsum() - areas, sides_of_masks))
 
 
 @dataclass(eq=False)
@@ -276,7 +240,7 @@ class Slot:
 
     def __post_init__(self) -> None:
         column, device = self.column, self.call.device
-        if self.kind is not MASKS:  # the tensors of masks are not always concatenated (``tensors_and_offsets``)
+        if self.kind is not MASKS:  # masks are concatenated only after they are checked (``_masks``)
             column.join(device)
         for sample, value in zip(column.samples, column.values, strict=True) if not column.are_on(device) else ():
             if not isinstance(value, Tensor):
@@ -472,11 +436,7 @@ class Slot:
         self.counts = [shape[0] if len(shape) == 3 else 1 for shape in column.shapes]
         owners = self._owners()
         if self.call.size.ragged:
-            by_address = dispatch.backend_name(self.call.device) == "triton"
-            tensors, values, offsets = tensors_and_offsets(column, by_address=by_address)
-            return Masks(values, owners, layouts_of_masks(offsets, self.counts, sides), tensors)
-        if column.row_shape == sides[0]:
-            return Masks(column.joined[:, None], owners)
+            return Masks(column.elements, owners, layouts_of_masks(self.counts, sides))
         return Masks(column.elements.view(len(owners), 1, *sides[0]), owners)
 
     def _of_one_dtype(self) -> Sequence[Tensor]:

@@ -28,7 +28,6 @@ from gpuaug.core.targets import (
     FlatColumn,
     PackedTargets,
     PendingRows,
-    TargetsLayout,
     columns,
     type_name,
     with_class_of,
@@ -82,78 +81,72 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, per_box)
-    if isinstance(targets, PackedTargets) and not _may_stay_packed(targets):
-        targets = targets.unpacked()
+    if isinstance(targets, PackedTargets):
+        result = _sanitize_packed(targets, per_box)
+        # Only stages of a loader pass ``PackedTargets``.
+        return sanitize(targets.unpacked(), per_box=per_box) if result is None else result  # type: ignore[return-value]
     if isinstance(targets, list | tuple) and targets and all(isinstance(frames, list | tuple) for frames in targets):
         records_of_clips = iter(sanitize([*chain.from_iterable(targets)], per_box=per_box))
         return [[*islice(records_of_clips, len(frames))] for frames in targets]
-    columns_by_key: Mapping[Any, Column]
-    # ``packed`` is the base of the result: ``with_columns`` puts the shortened columns into it.
-    if isinstance(targets, PackedTargets):
-        packed = targets
-        keys = _possible_keys(targets.layout.keys, per_box)
-        columns_by_key = targets.all_columns()
-    else:
-        if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
-            raise ArgumentTypeError(
-                f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
-                "Pass the target dicts that gpuaug.fuse returned."
-            )
-        keys = _possible_keys(chain.from_iterable(record for record in targets if isinstance(record, Mapping)), per_box)
-        has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        # Dicts without boxes need no ``valid``. If no dict has ``valid``, the user may have forgotten fuse, so only dicts that
-        # surely have no boxes under any key are accepted. For others, ``_check_valid`` raises an error.
-        is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
-        records = {sample: record for sample, record in enumerate(targets) if not is_without_boxes(record)}
-        for sample, record in records.items():
-            _check_valid(record, 1, f" of sample {sample}")
-        if not records:
-            return [batches.replace(record, {}) for record in targets]
+    if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
+        raise ArgumentTypeError(
+            f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
+            "Pass the target dicts that gpuaug.fuse returned."
+        )
+    keys = _possible_keys(chain.from_iterable(record for record in targets if isinstance(record, Mapping)), per_box)
+    has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+    # Dicts without boxes need no ``valid``. If no dict has ``valid``, the user may have forgotten fuse, so only dicts that
+    # surely have no boxes under any key are accepted. For others, ``_check_valid`` raises an error.
+    is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
+    records = {sample: record for sample, record in enumerate(targets) if not is_without_boxes(record)}
+    for sample, record in records.items():
+        _check_valid(record, 1, f" of sample {sample}")
+    changes: list[dict[Any, Any]] = [{} for _ in targets]
+    """Per dict, the values that lose entries, by key."""
+    if records:
         columns_by_key = columns([*records.values()], [*records])
-        # A ``PackedTargets`` without columns, whose method ``unpacked`` copies the dicts. In place of a mapping that is not a
-        # dict, there is an empty dict, in which only the shortened values are collected.
-        base_records: list[dict[Any, Any]] = [record if type(record) is dict else {} for record in targets]
-        packed = PackedTargets((), {}, TargetsLayout(list, base_records, []))
-    valid = columns_by_key[VALID.name]
-    valid.join()
-    counts = dict(zip(valid.samples, valid.lengths, strict=True))
-    columns_per_box = _columns_per_box(columns_by_key, counts, keys, per_box)
-    joined_columns = {name: column for name, column in columns_per_box.items() if _can_be_joined(column, valid)}
-    # Columns that cannot be joined are shortened tensor by tensor, for which the dicts must be unpacked.
-    if isinstance(targets, PackedTargets) and joined_columns != columns_per_box:
-        return sanitize(targets.unpacked(), per_box=per_box)
-    valid_flags = valid.joined
-    host_valid = torch.empty(valid_flags.shape, dtype=torch.bool, device="cpu", pin_memory=valid_flags.is_cuda)
-    host_valid.copy_(valid_flags, non_blocking=isinstance(targets, PackedTargets))
-    if isinstance(targets, PackedTargets):
-        # As many indices as rows, so that the host need not wait for their number. The surplus indices at the end repeat row 0.
-        # The loader calls ``PackedTargets.settled``, which removes these rows.
-        kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags), fill_value=0).view(-1)
-    else:
-        (kept_rows,) = send([np.flatnonzero(host_valid.numpy())], valid_flags.device)
-    kept_columns = (FlatColumn(column.packed, column.joined.index_select(0, kept_rows)) for column in joined_columns.values())
-    result = packed.with_columns(kept_columns, PendingRows(frozenset(joined_columns), valid.lengths, host_valid))
-    if isinstance(targets, PackedTargets):
-        return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
-    dicts = result.settled().unpacked()
-    if joined_columns.keys() != columns_per_box.keys():
-        # Sample → indices of the entries that remain.
-        valid_of_samples = np.split(host_valid.numpy(), np.cumsum([*counts.values()])[:-1])
-        kept_of_samples = dict(zip(counts, map(np.flatnonzero, valid_of_samples), strict=True))
-        for name in columns_per_box.keys() - joined_columns.keys():
-            for sample, value in zip(columns_per_box[name].samples, columns_per_box[name].values, strict=True):
-                dicts[sample][name] = _entries(value, kept_of_samples[sample])
-    pairs = zip(targets, dicts, strict=True)
-    return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
+        valid = columns_by_key[VALID.name]
+        valid.join()
+        host_valid = valid.joined.cpu().numpy()
+        # Indices of the entries that remain: of each sample, and of all samples together.
+        kept = [np.flatnonzero(flags) for flags in np.split(host_valid, np.cumsum(valid.lengths)[:-1])]
+        (kept_rows,) = send([np.flatnonzero(host_valid)], valid.joined.device)
+        for name, column in _columns_per_box(columns_by_key, valid, keys, per_box).items():
+            if _can_be_joined(column, valid):
+                packed = column.packed._replace(lengths=[*map(len, kept)])
+                values: Sequence[Any] = packed.tensors(column.joined.index_select(0, kept_rows))
+            else:
+                kept_by_sample = dict(zip(valid.samples, kept, strict=True))
+                pairs = zip(column.values, column.samples, strict=True)
+                values = [_entries(value, kept_by_sample[sample]) for value, sample in pairs]
+            for sample, value in zip(column.samples, values, strict=True):
+                changes[sample][name] = value
+    return [batches.replace(record, change) for record, change in zip(targets, changes, strict=True)]
 
 
-def _may_stay_packed(targets: PackedTargets) -> bool:
-    """Return whether boxes can be removed without unpacking: ``valid`` is packed, and all dicts with boxes have it."""
+def _sanitize_packed(targets: PackedTargets, per_box: Collection[str] | None) -> PackedTargets | None:
+    """Remove boxes from packed dicts without waiting for the device; return ``None`` if the dicts must be unpacked.
+
+    They must be if ``valid`` is not packed, if dicts with boxes lack it, or if a column cannot be shortened in one launch.
+    """
     valid = targets.columns().get(VALID.name)
     if valid is None or valid.dtypes != {torch.bool} or valid.joined.ndim > 1 or valid.packed.shapes is not None:
-        return False
+        return None
     samples = set(valid.samples)
-    return all(sample in samples or _has_no_boxes(record) for sample, record in enumerate(targets.layout.records))
+    if not all(sample in samples or _has_no_boxes(record) for sample, record in enumerate(targets.layout.records)):
+        return None
+    keys = _possible_keys(targets.layout.keys, per_box)
+    columns_per_box = _columns_per_box(targets.all_columns(), valid, keys, per_box)
+    if not all(_can_be_joined(column, valid) for column in columns_per_box.values()):
+        return None
+    flags = valid.joined
+    host_valid = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
+    host_valid.copy_(flags, non_blocking=True)
+    # As many indices as rows, so that the host need not wait for their number. The surplus indices at the end repeat row 0. The
+    # loader calls ``PackedTargets.settled``, which removes these rows.
+    kept_rows = torch.nonzero_static(flags, size=len(flags), fill_value=0).view(-1)
+    kept_columns = (FlatColumn(column.packed, column.joined.index_select(0, kept_rows)) for column in columns_per_box.values())
+    return targets.with_columns(kept_columns, PendingRows(frozenset(columns_per_box), valid.lengths, host_valid))
 
 
 def _can_be_joined(column: Column, valid: Column) -> bool:
@@ -178,35 +171,52 @@ def _possible_keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> 
 
 
 def _columns_per_box(
-    columns_by_key: Mapping[Any, Column], counts: Mapping[int, int], keys: Collection[str], per_box: Collection[str] | None
+    columns_by_key: Mapping[Any, Column], valid: Column, keys: Collection[str], per_box: Collection[str] | None
 ) -> dict[Any, Column]:
     """Return key → column of the columns from which entries are removed, because they hold one entry per box.
 
     Args:
         columns_by_key: Key → column.
-        counts: Sample → number of boxes, for each dict that has boxes.
+        valid: Column of the masks ``valid``, one flag per box.
         keys: Keys that may hold one entry per box.
         per_box: Argument of ``sanitize``.
 
     Raises:
         ArgumentError: If boxes, or a value that ``per_box`` names, do not hold one entry per box; if a key that is not among
-            ``keys`` appears to hold one entry per box.
+            ``keys`` appears to hold one entry per box, in images with different numbers of boxes.
     """
     columns_per_box = {}
+    counts = dict(zip(valid.samples, valid.lengths, strict=True))
     for name, column in columns_by_key.items():
         lengths = _lengths(column)
         # ``lengths == counts`` is true for most columns, and takes a tenth of the time of the loop. A column may also have
         # values in only some of the dicts.
-        if lengths == counts or (lengths and all(counts.get(sample, length) == length for sample, length in lengths.items())):
+        pairs = () if lengths == counts else lengths.items()
+        sample = next((sample for sample, length in pairs if counts.get(sample, length) != length), None)
+        if sample is not None and name in BOXES.keys:
+            raise ArgumentError(
+                f"valid of sample {sample} must be one bool for each of its {lengths[sample]} boxes, got "
+                f"{counts[sample]}. Pass valid as gpuaug.fuse returned it."
+            )
+        if sample is not None and name in (per_box or ()):
+            value = column.values[list(column.samples).index(sample)]
+            raise ArgumentError(
+                f"{name} of sample {sample} must hold one entry for each of the {counts[sample]} boxes if "
+                f"per_box names it, got {type(value).__name__} with {max(lengths[sample], 0)}. Leave {name!r} out of per_box."
+            )
+        if sample is not None or not lengths:
+            continue
+        # The lengths of a column under another key may be equal by chance. It is shortened only if its class implies boxes.
+        if name in keys or all(map(_is_typed, column.values)):
             columns_per_box[name] = column
-        elif name in BOXES.keys or name in (per_box or ()):
-            _check_lengths(column, lengths, counts)
-    # The lengths of a column under another key may be equal by chance. It is shortened only if its class implies boxes.
-    for name in columns_per_box.keys() - keys:
-        if not all(map(_is_typed, columns_per_box[name].values)):
-            column = columns_per_box.pop(name)
-            if per_box is None:
-                _check_not_per_box(name, {counts[sample] for sample in column.samples if sample in counts})
+        elif per_box is None:
+            numbers = sorted({counts[sample] for sample in column.samples if sample in counts})
+            if len(numbers) > 1:  # equal lengths are then hardly a coincidence
+                raise ArgumentError(
+                    f"per_box must say whether {name!r} holds one entry per box, got no per_box, and as many entries as boxes "
+                    f"in images with {' and '.join(map(str, numbers))} boxes. Pass all keys that hold one entry per box: "
+                    f"per_box=('boxes', 'labels', 'masks', {name!r})."
+                )
     return columns_per_box
 
 
@@ -222,22 +232,6 @@ def _is_typed(value: Any) -> bool:
     """Return whether the class of a value implies one entry per box. ``Mask`` does not: it may be a map of the image."""
     name = type_name(value)
     return name == "BoundingBoxes" or (name == "KeyPoints" and value.ndim > 2)
-
-
-def _check_not_per_box(name: str, counts: set[int]) -> None:
-    """Raise an error if a key that is not among the common keys appears to hold one entry per box.
-
-    In each dict, the value has as many entries as the dict has boxes. ``counts`` are the different numbers of boxes.
-
-    Raises:
-        ArgumentError: If there are several numbers, because equal lengths are then hardly a coincidence.
-    """
-    if len(counts) > 1:
-        raise ArgumentError(
-            f"per_box must say whether {name!r} holds one entry per box, got no per_box, and as many entries as boxes in "
-            f"images with {' and '.join(map(str, sorted(counts)))} boxes. Pass all keys that hold one entry per box: "
-            f"per_box=('boxes', 'labels', 'masks', {name!r})."
-        )
 
 
 def _sanitize_padded(targets: Mapping[str, Any], per_box: Collection[str] | None) -> list[Any]:
@@ -335,27 +329,4 @@ def _check_valid(record: Any, axes: int, suffix: str) -> None:
         raise ArgumentError(
             f"valid{suffix} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass valid as "
             "gpuaug.fuse returned it: in a list of one dict per image, or in one dict of padded tensors."
-        )
-
-
-def _check_lengths(column: Column, lengths: Mapping[int, int], counts: Mapping[int, int]) -> None:
-    """Raise an error if a value of a column does not hold one entry per box.
-
-    Args:
-        column: Column of boxes, or of a key that the user passed as ``per_box``.
-        lengths: Sample → number of entries, of each tensor, array, list or tuple of the column.
-        counts: Sample → number of entries of ``valid``.
-    """
-    name = column.name
-    for sample, value in zip(column.samples, column.values, strict=True):
-        if not isinstance(value, _SEQUENCES) or lengths[sample] == counts.get(sample, lengths[sample]):
-            continue
-        if name in _BOX_KEYS:
-            raise ArgumentError(
-                f"valid of sample {sample} must be one bool for each of its {lengths[sample]} boxes, got "
-                f"{counts[sample]}. Pass valid as gpuaug.fuse returned it."
-            )
-        raise ArgumentError(
-            f"{name} of sample {sample} must hold one entry for each of the {counts[sample]} boxes if "
-            f"per_box names it, got {type(value).__name__} with {max(lengths[sample], 0)}. Leave {name!r} out of per_box."
         )

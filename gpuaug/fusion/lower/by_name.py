@@ -21,11 +21,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.core.torchvision_types import difference
-from gpuaug.fusion.lower.refusals import UNSUPPORTED_TIMM_SETTINGS, timm_error
+from gpuaug.fusion.lower.refusals import timm_error
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 
@@ -80,8 +79,11 @@ def is_a(transform: Any, name: str) -> bool:
 
 
 def difference_reason(transform: Any, class_: type) -> str | None:
-    """Return the reason why ``transform`` may differ from an instance of ``class_`` in the tested versions, or ``None``."""
-    return difference(transform, class_) or _version_reason(class_)
+    """Return the reason why ``transform`` may differ from an instance of ``class_`` in the tested versions, or ``None``.
+
+    The version counts for classes with a ``qualified_name``, which are recognized by their names.
+    """
+    return difference(transform, class_) or (_version_reason(class_) if qualified_name(class_) else None)
 
 
 @cache
@@ -131,7 +133,7 @@ def torchvision_equivalent(transform: Any) -> Any:
     name = qualified_name(class_)
     interpolation = getattr(transform, "interpolation", None)
     if isinstance(interpolation, tuple) and name in ("timm.RandomResizedCropAndInterpolation", "timm.ResizeKeepRatio"):
-        raise _setting_error(class_, "with random interpolation")
+        raise timm_error(class_, "with random interpolation")
     # ``tf`` and ``transf`` are the attributes in which the classes keep the transform that they call.
     if name == "lerobot.ImageTransforms":
         return transform.tf
@@ -161,11 +163,6 @@ def _converts_to_rgb(transform: Any) -> bool:
     return constants == {"RGB"} and {"convert"} <= {*function.__code__.co_names} <= {"convert", "mode"}
 
 
-def _setting_error(class_: type, setting: str) -> ArgumentTypeError:
-    """Return the error for a transform of timm with a ``setting``, a key of ``UNSUPPORTED_TIMM_SETTINGS``."""
-    return timm_error(f"{class_.__name__} {setting}", UNSUPPORTED_TIMM_SETTINGS[setting])
-
-
 def _random_erasing(transform: Any) -> Any:
     """Return torchvision's equivalent of timm's ``RandomErasing``.
 
@@ -173,9 +170,9 @@ def _random_erasing(transform: Any) -> Any:
         ArgumentTypeError: If the transform has a setting that torchvision's does not have.
     """
     if transform.rand_color:
-        raise _setting_error(type(transform), "with mode='rand'")
+        raise timm_error(type(transform), "with mode='rand'")
     if transform.max_count > 1:
-        raise _setting_error(type(transform), "with several rectangles")
+        raise timm_error(type(transform), "with several rectangles")
     ratio = tuple(map(math.exp, transform.log_aspect_ratio))
     scale = (transform.min_area, transform.max_area)
     return v2.RandomErasing(transform.probability, scale, ratio, value="random" if transform.per_pixel else 0)

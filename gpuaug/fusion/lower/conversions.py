@@ -73,15 +73,6 @@ def converts_to_floats(transform: Any) -> bool:
     return dtype is not None and dtype.is_floating_point
 
 
-def count_conversions(pipeline: Any) -> int:
-    """Return the number of conversions of integer images to floats among the transforms that run for every sample.
-
-    Raises:
-        ArgumentError: If a conversion converts other tensors than images and masks.
-    """
-    return sum(map(converts_to_floats, expanded(pipeline)))
-
-
 def torchvision_equivalent(transform: Any) -> Any:
     """Return a transform or ``Compose`` of torchvision that is equivalent to ``transform``; ``transform`` itself without one.
 

@@ -4,6 +4,9 @@ A subclass that overrides no method of its base is lowered as its base. A contai
 modules, which are needed to convert draws, that is, random parameters, to Kornia's ``params=``.
 
 A *mix* (MixUp, CutMix) blends images of a batch. A *policy* (such as RandAugment) picks some of its augmentations at random.
+
+The functions at the end warn about fallback modules of both libraries, which need more kernel launches than users of
+``gpuaug.fuse`` may expect.
 """
 
 import functools
@@ -18,13 +21,13 @@ from kornia import augmentation as K
 from kornia.constants import DataKey, Resample
 from torch import nn
 
-from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.errors import DOCUMENTATION, GpuAugError, GpuAugWarning
 from gpuaug.core.torchvision_types import difference, nearest_class
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, lowered
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
 from gpuaug.fusion.ops.base import Op
-from gpuaug.fusion.ops.fallback import EagerKornia
+from gpuaug.fusion.ops.fallback import EagerKornia, EagerOp
 from gpuaug.fusion.ops.kornia_private import foreign_generator
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
 from gpuaug.fusion.policies.one_mix import OneMix
@@ -158,4 +161,52 @@ def warn_of_untested_version(reason: str) -> None:
         f'Run pip install "{REQUIREMENT}".',
         GpuAugWarning,
         stacklevel=4,
+    )
+
+
+# Parts of the text of each warning.
+_COST = "on the training thread, and splits the passes there: see print(augment.explain())"
+_SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
+
+
+def warn_when_fused(ops: Sequence[Op | EagerOp], warned: set[str]) -> None:
+    """Warn, when a pipeline is fused, about modules without an op for any image size, or an untested version of Kornia.
+
+    Args:
+        ops: Ops and fallback modules of the pipeline.
+        warned: See ``warn_once``.
+    """
+    untested = untested_version()
+    if untested is not None and any(op.package == "Kornia" for op in ops):
+        warn_of_untested_version(untested)
+        warned |= {op.name for op in ops if op.package == "Kornia"}
+    for op in ops:
+        if isinstance(op, EagerOp):
+            warn_once(op, warned)
+
+
+def warn_once(op: EagerOp, warned: set[str]) -> None:
+    """Warn about a fallback module.
+
+    Also called when the module runs, because some modules are fallback modules only for images of some sizes.
+
+    Args:
+        op: The fallback module.
+        warned: Names of the modules about which no more warnings are issued. The name of ``op`` is added.
+    """
+    if op.name in warned:
+        return
+    warned.add(op.name)
+    page = "torchvision" if op.package == "torchvision" else "fuse"
+    if op.package == "torchvision":
+        how = "It runs image by image, with separate launches for every image"
+    elif op.is_user_defined:
+        how = "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
+    else:
+        how = "Kornia runs it, with tens of launches per batch"
+    warnings.warn(
+        f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
+        f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
+        GpuAugWarning,
+        stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
     )

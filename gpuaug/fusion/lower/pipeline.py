@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import nn
 
@@ -52,9 +53,9 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
     if "torchvision.transforms" in sys.modules:  # otherwise the pipeline has no transform of torchvision
-        from gpuaug.fusion.lower.conversions import count_conversions
+        from gpuaug.fusion.lower.conversions import converts_to_floats, expanded
 
-        types.remaining_conversions = count_conversions(pipeline)
+        types.remaining_conversions = sum(map(converts_to_floats, expanded(pipeline)))
         types.has_conversion = types.remaining_conversions > 0
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)
@@ -182,7 +183,9 @@ class _Lowering:
             )
         # Kornia ignores ``extra_args`` of a container inside another container.
         extra_args = None if inside_kornia else extra_args_of(module)
-        refuse_inside_kornia(module, is_fallback=extra_args is not None)
+        sequential = None if extra_args is not None else class_of(module, (K.AugmentationSequential, K.ImageSequential))
+        if sequential is None or module.random_apply:
+            refuse_inside_kornia(module)
         refuse_volumes(module)
         if not inside_kornia:
             refuse_own_forward(module)
@@ -190,12 +193,12 @@ class _Lowering:
         self._types.enter_kornia()
         if extra_args is None and class_of(module, CONTAINERS) is not None:
             tree = lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
-            return Group("", (*delayed_multiplication, tree)) if delayed_multiplication else tree
-        leaf = lower_module(name, module, self._pick, extra_args)
-        if isinstance(leaf.op, EagerOp):
-            leaf.op.type_change = self._types.type_change
-        self._update_range(leaf)
-        return Group("", (*delayed_multiplication, leaf)) if delayed_multiplication else leaf
+        else:
+            tree = leaf = lower_module(name, module, self._pick, extra_args)
+            if isinstance(leaf.op, EagerOp):
+                leaf.op.type_change = self._types.type_change
+            self._update_range(leaf)
+        return Group("", (*delayed_multiplication, tree)) if delayed_multiplication else tree
 
     def multiplication(self) -> tuple[Tree, ...]:
         """Return (op that multiplies images by ``types.delayed_factor``,), and set the factor to 1; () if the factor is 1."""

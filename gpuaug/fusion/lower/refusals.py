@@ -42,15 +42,14 @@ UNSUPPORTED_TIMM = {
     "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
-}
-"""Class name of an unsupported transform of timm → advice for the error."""
-
-UNSUPPORTED_TIMM_SETTINGS = {
     "with mode='rand'": "Pass re_mode='const' to create_transform",
     "with random interpolation": "Pass interpolation='bicubic' to create_transform",
     "with several rectangles": "Pass re_count=1 to create_transform",
 }
-"""Setting of timm's transforms that torchvision does not have → advice for the error. ``create_transform`` is timm's."""
+"""Class name of an unsupported transform of timm, or setting that torchvision does not have → advice for the error.
+
+``create_transform`` is timm's.
+"""
 
 ATTRIBUTE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Errors of the constructor of an op, if the user has set an attribute of the module to a value that the op does not expect."""
@@ -61,27 +60,18 @@ def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
     return f"{'' if type(module) is base else 'a subclass of '}{base.__name__} with other attributes: {error}"
 
 
-def refuse_inside_kornia(module: nn.Module, *, is_fallback: bool = False) -> None:
+def refuse_inside_kornia(module: nn.Module) -> None:
     """Raise an error for torchvision's transforms inside a module of Kornia that would call them once per batch.
 
-    Args:
-        module: Module of the user.
-        is_fallback: Whether Kornia runs ``module`` even if ``module`` is a container that could be lowered member by member.
+    Not called for a container that is lowered member by member.
 
     Raises:
-        ArgumentTypeError: If ``module`` is of a class of Kornia, is not lowered member by member, and contains a transform of
-            torchvision.
+        ArgumentTypeError: If ``module`` is of a class of Kornia, and contains a transform of torchvision.
     """
     class_: Any = library_class(module)
-    is_modified = class_ is not None and difference(module, class_) is not None
-    if class_ is None or (is_modified and type(module) is not class_):  # a class of the user
+    if class_ is None or (type(module) is not class_ and difference(module, class_) is not None):  # a class of the user
         return
-    is_lowered_by_member = (
-        not (is_modified or is_fallback)
-        and class_.__name__ in ("AugmentationSequential", "ImageSequential")
-        and not getattr(module, "random_apply", 0)
-    )
-    for child in () if is_lowered_by_member else module.modules():
+    for child in module.modules():
         if torchvision_class(child) is not None:
             raise ArgumentTypeError(
                 f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which Kornia "
@@ -130,7 +120,7 @@ def refuse_transform(transform: Any) -> None:
     """
     class_ = type(transform)
     if class_.__module__.startswith("timm.") and class_.__name__ in UNSUPPORTED_TIMM:
-        raise timm_error(class_.__name__, UNSUPPORTED_TIMM[class_.__name__])
+        raise timm_error(class_)
     base = torchvision_class(transform)
     if base is not None and base.__name__ in UNSUPPORTED:
         type_difference = difference(transform, base)
@@ -141,8 +131,10 @@ def refuse_transform(transform: Any) -> None:
         )
 
 
-def timm_error(name: str, advice: str) -> ArgumentTypeError:
-    """Return the error for an unsupported transform of timm, with advice."""
+def timm_error(class_: type, setting: str = "") -> ArgumentTypeError:
+    """Return the error for a transform of timm: for a class, or a ``setting`` of a class, in ``UNSUPPORTED_TIMM``."""
+    name = f"{class_.__name__} {setting}".rstrip()
+    advice = UNSUPPORTED_TIMM[setting or class_.__name__]
     return ArgumentTypeError(
         f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {advice}."
     )

@@ -25,14 +25,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
-from gpuaug.core.torchvision_types import (
-    TypeChange,
-    class_of,
-    difference,
-    is_unmodified_sequential,
-    nearest_class,
-    torchvision_class,
-)
+from gpuaug.core.torchvision_types import TypeChange, class_of, is_unmodified_sequential, nearest_class, torchvision_class
 from gpuaug.fusion.combine_ops import CombineOp, misplaced_error
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.conversions import (
@@ -45,12 +38,7 @@ from gpuaug.fusion.lower.conversions import (
     torchvision_equivalent,
 )
 from gpuaug.fusion.lower.image_types import ImageTypes
-from gpuaug.fusion.lower.refusals import (
-    ATTRIBUTE_ERRORS,
-    attributes_reason,
-    refuse_transform,
-    v2_of,
-)
+from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
@@ -217,7 +205,7 @@ class TorchvisionLowering:
         if base is None:
             base = by_name.recognized_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
-        type_difference = _difference(transform, base)
+        type_difference = "a function" if base is None else by_name.difference_reason(transform, base)
         if type_difference is not None:
             # The difference from ``base`` is the reason only if an unmodified instance of ``base`` would be lowered.
             is_lowered_class = base is not None and (
@@ -447,10 +435,3 @@ def _scale_probability(mix: MixOp, p: float) -> None:
     mix.p_batch *= p
     for inner_mix in mix.mixes if isinstance(mix, OneMix) else ():
         _scale_probability(inner_mix, p)
-
-
-def _difference(transform: Any, base: type | None) -> str | None:
-    """Return the reason why a transform may differ from its class ``base`` (see ``_op``); ``None`` if they are equal."""
-    if base is None:
-        return "a function"
-    return by_name.difference_reason(transform, base) if by_name.qualified_name(base) else difference(transform, base)

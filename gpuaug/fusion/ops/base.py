@@ -438,9 +438,6 @@ class PointOp(RowOp):
     positional: ClassVar[bool] = False
     """True if the result depends on the coordinates of the pixel. Otherwise the op can run before or after a flip."""
 
-    has_fixed_row: ClassVar[bool] = False
-    """True if the row is the same for all draws, except for the apply mask."""
-
     rgb_only: ClassVar[bool] = False
     """True if an output channel depends on all channels, so that a kernel must load three channels at once."""
 

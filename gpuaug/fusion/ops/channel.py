@@ -173,7 +173,6 @@ class Normalize(PointOp):
     takes_any_range = True
     code = 14
     columns_per_channel = 2
-    has_fixed_row = True
     description = "normalise"
     formula = staticmethod(normalize)
 

@@ -62,9 +62,6 @@ class Family:
 
     Output: ClassVar[type[Images | PaddedImages | Patches | PaddedPatches]]
     """Type of the result."""
-    rounds: ClassVar[bool] = True
-    """Whether resized images are rounded to bytes."""
-
     most_ratio: ClassVar[float] = math.inf
     """Largest aspect ratio."""
 
@@ -150,13 +147,6 @@ class OneSize(Family):
     def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
         return *_planes(len(grids), *self._out), False
-
-
-@dataclass(frozen=True)
-class OneFloatSize(OneSize):
-    """DINOv3's processor, which converts bytes to floats before it resizes them."""
-
-    rounds = False
 
 
 def _planes(count: int, height: int, width: int) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64]]:

@@ -1,5 +1,6 @@
 """``FusedProcessor``: the module that ``gpuaug.fuse`` returns for an image processor."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.processors.families import Images, PaddedImages, PaddedPatches, Patches, Sizes
-from gpuaug.fusion.processors.read import TESTED, Definition, read, version_of_transformers
+from gpuaug.fusion.processors.read import TESTED, Definition, read
 
 Output = Images | PaddedImages | Patches | PaddedPatches
 
@@ -117,7 +118,7 @@ def fuse_processor(processor: Any, options: Options) -> FusedProcessor:
             f"{options}. Write gpuaug.fuse(processor, ragged=True)."
         )
     fused = FusedProcessor(definition, options.dtype or torch.float32)
-    version = version_of_transformers()
+    version = str(getattr(sys.modules.get("transformers"), "__version__", "an unknown version"))
     if version not in TESTED and not _is_equal(processor, FusedProcessor(definition, torch.float32)):
         raise ArgumentError(
             f"transformers must be {' or '.join(TESTED)} or return the same values, got {version}, whose "

@@ -1,6 +1,5 @@
 """From an image processor of transformers to its family and arithmetic. transformers is not imported."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.fusion.backends.patches import Resampling
-from gpuaug.fusion.processors.families import Family, OneFloatSize, OneSize, PixtralFamily, QwenFamily, Siglip2Family
+from gpuaug.fusion.processors.families import Family, OneSize, PixtralFamily, QwenFamily, Siglip2Family
 
 TESTED = ("5.24.0",)
 """Versions of transformers whose processors the tests compare."""
@@ -52,6 +51,9 @@ def read(processor: Any) -> Definition:
         refuse("do_resize", "True")
     if not (processor.do_rescale or processor.do_normalize):
         refuse("do_normalize", "True if do_rescale is False")
+    rounds = class_.__name__ != "DINOv3ViTImageProcessor"  # which rescales bytes to floats before it resizes them
+    if not (rounds or processor.do_rescale):
+        refuse("do_rescale", "True")
     must_pad = class_.__name__ == "PixtralImageProcessor"
     padding = getattr(processor, "do_pad", None)
     # Before transformers 5.24 Pixtral's class has no do_pad, and always pads. Since then, do_pad=None of a processor turns the
@@ -63,13 +65,8 @@ def read(processor: Any) -> Definition:
     if is_cubic is None:
         refuse("resample", "bilinear or bicubic")
     family = read_family(processor)
-    resampling = Resampling(cubic=bool(is_cubic), rounds=family.rounds, levels=_levels(processor))
+    resampling = Resampling(cubic=bool(is_cubic), rounds=rounds, levels=_levels(processor))
     return Definition(class_.__name__, family, resampling)
-
-
-def version_of_transformers() -> str:
-    """Return the version of the imported package."""
-    return str(getattr(sys.modules.get("transformers"), "__version__", "an unknown version"))
 
 
 def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
@@ -101,19 +98,12 @@ def _count(processor: Any, name: str, value: Any = None) -> int:
 _HEIGHT_WIDTH = ("height", "width")
 
 
-def _one_size(processor: Any, family: type[OneSize] = OneSize) -> OneSize:
+def _one_size(processor: Any) -> OneSize:
     if not getattr(processor, "do_center_crop", False):
-        return family(_size_values(processor, "size", _HEIGHT_WIDTH), None)
-    return family(
+        return OneSize(_size_values(processor, "size", _HEIGHT_WIDTH), None)
+    return OneSize(
         _size_values(processor, "size", _HEIGHT_WIDTH, ("shortest_edge",)), _size_values(processor, "crop_size", _HEIGHT_WIDTH)
     )
-
-
-def _one_size_of_floats(processor: Any) -> OneSize:
-    """Return the family of DINOv3's processor, which rescales bytes to floats before it resizes them."""
-    if not processor.do_rescale:
-        _refuse(processor, "do_rescale", "True")
-    return _one_size(processor, OneFloatSize)
 
 
 def _pixtral(processor: Any) -> PixtralFamily:
@@ -140,7 +130,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Family]]] = {
     "SiglipImageProcessor": ("siglip.image_processing_siglip", _one_size),
     "CLIPImageProcessor": ("clip.image_processing_clip", _one_size),
     "ViTImageProcessor": ("vit.image_processing_vit", _one_size),
-    "DINOv3ViTImageProcessor": ("dinov3_vit.image_processing_dinov3_vit", _one_size_of_floats),
+    "DINOv3ViTImageProcessor": ("dinov3_vit.image_processing_dinov3_vit", _one_size),
     "PixtralImageProcessor": ("pixtral.image_processing_pixtral", _pixtral),
 }
 """Class of transformers → its module and the function that reads its settings."""

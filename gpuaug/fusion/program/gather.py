@@ -11,20 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.ops.geometry import (
-    Edge,
-    Filter,
-    FrameOp,
-    GatherOp,
-    IndexMap,
-    IndexOp,
-    PerSample,
-    ResampleOp,
-    WarpOp,
-)
+from gpuaug.fusion.ops.geometry import Edge, Filter, FrameOp, GatherOp, IndexMap, IndexOp, PerSample, ResampleOp, WarpOp
 from gpuaug.fusion.pixels import UNCHANGED, ByteRule
 
 Interpolation = Literal["", "resample", "affine", "perspective"]
@@ -217,9 +205,7 @@ class Gather:
             first_columns["mask_warp"] = first_columns["warp"]
         return Columns(**first_columns, end=column)
 
-    def write_rows(
-        self, draws_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, all_columns: bool = True
-    ) -> None:
+    def write_rows(self, draws_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array) -> None:
         """Write the columns of the gather into a table, (B, K) float32.
 
         Args:
@@ -227,7 +213,6 @@ class Gather:
             size: Size of the input images.
             columns: First column of each group of columns.
             table: Parameter table from the first column of the gather on.
-            all_columns: False to write only the columns that depend on draws.
         """
         current_size = size
         before: IndexMap | None = None
@@ -242,40 +227,43 @@ class Gather:
                 else:
                     after = map_ if after is None else map_.after(after)
             else:
-                self._write_warp(op, draws_of(op), current_size, columns, table, all_columns)
+                self._write_warp(op, draws_of(op), current_size, columns, table)
             current_size = op.out_drawn(draws_of(op), current_size)
-        if columns.frames >= 0 and all_columns:
+        if columns.frames >= 0:
             frame_indices = frames_of(self.ops, size.frames)
             assert frame_indices is not None
             table[:, columns.frames : columns.frames + len(frame_indices)] = frame_indices
         if columns.out_size >= 0:
-            _write((current_size.height, current_size.width), table, columns.out_size, all_columns)
+            _write((current_size.height, current_size.width), table, columns.out_size)
         for composed_map, maps, column, fill_column in (
             (before, self.before, columns.before, columns.before_fill),
             (after, self.after, columns.after, columns.after_fill),
         ):
             if composed_map is not None:
-                _write_map(composed_map, bool(maps.edge), table, column, all_columns)
-            if fill_column >= 0 and all_columns:
+                x, y = composed_map.x, composed_map.y
+                _write((x.sign, x.offset, y.sign, y.offset), table, column)
+                if maps.edge:
+                    _write((x.low, x.high, y.low, y.high), table, column + 4)
+            if fill_column >= 0:
                 table[:, fill_column : fill_column + current_size.channels] = maps.fill
-        if self.blends_fill and all_columns:
+        if self.blends_fill:
             assert isinstance(self.warp, WarpOp)
             table[:, columns.warp_fill : columns.warp_fill + current_size.channels] = self.warp.fill
 
-    def _write_warp(self, op: GatherOp, draws: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
+    def _write_warp(self, op: GatherOp, draws: OpDraws, size: Size, columns: Columns, table: Array) -> None:
         """Write the columns of the interpolation ``op``. ``size``: size of its input images."""
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write(op.resampling(draws, size, self.half_pixel_centers), table, start, all_columns)
+            _write(op.resampling(draws, size, self.half_pixel_centers), table, start)
             if columns.mask_warp not in (-1, start):
-                _write(op.resampling(draws, size, True), table, columns.mask_warp, all_columns)
+                _write(op.resampling(draws, size, True), table, columns.mask_warp)
             return
         assert isinstance(op, WarpOp)
         inverse = op.inverse(draws, size)
         elements = 6 if op.matrix_type == "affine" else 9
         for element in range(elements):
             table[:, start + element] = inverse[:, element // 3, element % 3]
-        _write((size.width, size.height), table, start + elements, all_columns)
+        _write((size.width, size.height), table, start + elements)
 
     def describe(self) -> str:
         """Return a short description for ``explain()``."""
@@ -292,20 +280,10 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
     return frames
 
 
-def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_columns: bool) -> None:
-    """Write an index map to the columns from ``column`` on. ``bounded``: whether to write its bounds, which padding needs."""
-    values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
-    if bounded:
-        values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
-    _write(values, table, column, all_columns)
-
-
-def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
-    """Write one value per column, from ``column`` on. Without ``all_columns``, only values that depend on draws."""
+def _write(values: Sequence[PerSample], table: Array, column: int) -> None:
+    """Write one value per column, from ``column`` on."""
     for index, value in enumerate(values):
-        # Values that depend on draws are arrays, (B,). Python numbers do not.
-        if all_columns or isinstance(value, np.ndarray):
-            table[:, column + index] = value
+        table[:, column + index] = value
 
 
 @dataclass(frozen=True, slots=True)

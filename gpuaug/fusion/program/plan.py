@@ -130,14 +130,13 @@ class BasePass(ABC):
         return max((op.launches for op in self.ops), default=1)
 
     @abstractmethod
-    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array) -> None:
         """Write the columns of the front into a table, (B, K) float32.
 
         Args:
             draws_of: Function that returns the draws of an op.
             size: Size of the images that the pass reads.
             table: Parameter table from the first column of the pass on.
-            all_columns: False to write only the columns that depend on draws.
         """
 
     def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
@@ -166,9 +165,9 @@ class GatherPass(BasePass):
         """Ops of the gather, in order."""
         return self.front.ops
 
-    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array) -> None:
         """Write the parameters of the gather. Arguments as in ``BasePass``."""
-        self.front.write_rows(draws_of, size, self.columns, table, all_columns=all_columns)
+        self.front.write_rows(draws_of, size, self.columns, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class OpPass(BasePass, Generic[F]):
         """Whether the front maps each value by a lookup table, as equalization does."""
         return self.front.kernel == "levels"
 
-    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array) -> None:
         """Write the columns of the front op. Arguments as in ``BasePass``."""
         self.front.write_rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
@@ -243,11 +242,6 @@ class Plan:
     """Size of the images that the first pass reads."""
     out: Size
     """Size of the images that the last pass writes."""
-    template: Array | None = None
-    """Row of the table, (width,) float32, with the values of columns that depend neither on draws nor on the batch.
-
-    ``None`` until it is computed.
-    """
     uniform_count: int = 8
     """Number of uniform numbers per sample that the ``Sampler`` draws in one call of NumPy."""
     uniforms_per_op: tuple[int, ...] = ()

@@ -17,11 +17,11 @@ from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.ragged import Windows
 from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining_ops
-from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves, target_conversions_of
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
@@ -29,7 +29,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
-from gpuaug.fusion.program.segments import Segments, check_channels
+from gpuaug.fusion.program.segments import Segments
 from gpuaug.fusion.program.sizes import check_sizes, check_views, number_of_views, sizing_ops
 
 ImageKey = tuple[torch.Size, torch.device, bool, bool]
@@ -165,10 +165,6 @@ class Program:
                 f"images must have one size, got a ragged batch. Fuse the pipeline with gpuaug.fuse(…, ragged=True){unpacking}."
             )
         if size.ragged:
-            sample_size = Size(1, size.channels, *ANY_SIDES, size.frames)
-            for op in self._ops_to_one_size:
-                check_channels(op, sample_size.channels)
-                sample_size = op.out(sample_size)
             check_sizes(self._ops_to_one_size, size)
 
     def draw(self, size: Size, seed: int) -> Draws:
@@ -186,17 +182,6 @@ class Program:
         seeds = seeds_of_views(seed, self.views)
         first_draws, *other_draws = (self._draw_view(size, view_seed, view) for view, view_seed in enumerate(seeds))
         return replace(first_draws, _more=tuple(other_draws))
-
-    def drawn_or_checked(self, size: Size, seed: int, draws: Draws | None) -> Draws:
-        """Return ``draws`` after a check that a call can replay them, or, if ``None``, the draws of a call with ``seed``.
-
-        Raises:
-            ArgumentTypeError, ArgumentError: If ``draws`` is no ``Draws``, or is for other images or another pipeline.
-        """
-        if draws is None:
-            return self.draw(size, seed)
-        check_draws(draws, size, self.ops, 1)
-        return draws
 
     def windows(self, size: Size, seed: int) -> Windows | None:
         """Return the smallest window per ragged image that contains all pixels that a call reads for all views.

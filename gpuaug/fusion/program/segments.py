@@ -8,15 +8,13 @@ sizes that the op does not support. *Ragged* images differ in size. A *view* is 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
 from gpuaug.fusion.ops.geometry import FieldOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.plan import Plan, count_uniforms, draw_in_order, plan
+from gpuaug.fusion.program.sizes import check_channels
 
 _CACHE_SIZE = 256
 """Maximum number of cached segments."""
@@ -136,31 +134,3 @@ def _use_field_and_matrix(ops: Sequence[Op]) -> bool:
     parts = [part for op in ops for part in op.ops]
     by_field = any(isinstance(part, FieldOp) for part in parts)
     return by_field and any(isinstance(part, GatherOp) for part in parts)
-
-
-def check_channels(op: Op | None, channels: int) -> None:
-    """Check that an op supports images of ``channels`` channels. With ``op=None``, nothing is checked.
-
-    Raises:
-        ArgumentError: If the op does not support this number of channels, or a setting has neither one value nor one value per
-            channel.
-    """
-    if op is None:
-        return
-    for part in op.ops:
-        requirement = part.unsupported_channels(channels)
-        if requirement is not None:
-            counts, operation = requirement
-            policy = "" if part is op else f", from which {op.name} picks"
-            raise ArgumentError(
-                f"images must have {counts} channels for {operation}{policy}, got {channels}. Leave the transform out, or give "
-                "the images three channels: images[:, :3], or for grey images images.expand(-1, 3, -1, -1)."
-            )
-    for part in op.plan_ops:
-        for name, values in part.per_channel(channels).items():
-            count = np.size(np.asarray(values))
-            if count not in (1, channels):
-                raise ArgumentError(
-                    f"{name} of {part.name} must have one value, or one per channel of the images, got {count} for {channels} "
-                    "channels. Pass one value."
-                )

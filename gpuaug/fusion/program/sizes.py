@@ -184,6 +184,34 @@ def check_limits(op: Op, size: Size) -> None:
             )
 
 
+def check_channels(op: Op | None, channels: int) -> None:
+    """Check that an op supports images of ``channels`` channels. With ``op=None``, nothing is checked.
+
+    Raises:
+        ArgumentError: If the op does not support this number of channels, or a setting has neither one value nor one value per
+            channel.
+    """
+    if op is None:
+        return
+    for part in op.ops:
+        requirement = part.unsupported_channels(channels)
+        if requirement is not None:
+            counts, operation = requirement
+            policy = "" if part is op else f", from which {op.name} picks"
+            raise ArgumentError(
+                f"images must have {counts} channels for {operation}{policy}, got {channels}. Leave the transform out, or give "
+                "the images three channels: images[:, :3], or for grey images images.expand(-1, 3, -1, -1)."
+            )
+    for part in op.plan_ops:
+        for name, values in part.per_channel(channels).items():
+            count = np.size(np.asarray(values))
+            if count not in (1, channels):
+                raise ArgumentError(
+                    f"{name} of {part.name} must have one value, or one per channel of the images, got {count} for {channels} "
+                    "channels. Pass one value."
+                )
+
+
 def check_sizes(
     ops: Sequence[Op], size: Size, user_size: Size | None = None, outcomes: Mapping[Draw, int] | None = None
 ) -> None:
@@ -199,12 +227,14 @@ def check_sizes(
         outcomes: Assumed outcome per draw of a container. All outcomes of other draws are checked.
 
     Raises:
-        ArgumentError: If an op does not support an image. For a ragged batch, the message contains the index of the image.
+        ArgumentError: If an op does not support an image. For a ragged batch, the message contains the index of the image. Also
+            if an op does not support the number of channels (``check_channels``).
     """
     current_size = size
     user_size = size if user_size is None else user_size
     outcomes = outcomes or {}
     for index, op in enumerate(ops):
+        check_channels(op, current_size.channels)
         if op.draws_size or op.choice_end is not None:
             draw = next((gate.draw for gate in op.gates if gate.draw not in outcomes), None)
             if draw is not None:

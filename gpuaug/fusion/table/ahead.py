@@ -9,7 +9,6 @@ A *plan* is a list of passes, each one reading and writing of all images. *Ragge
 random augmentations of the same images.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
 from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
@@ -58,7 +57,7 @@ class TablePrefetch:
         # Replaced, never modified, so that two threads can call one pipeline. The newest block is first.
         self._blocks: tuple[_Block, ...] = ()
 
-    def table(
+    def tables(
         self,
         plan: Plan,
         size: Size,
@@ -68,15 +67,15 @@ class TablePrefetch:
         has_points: bool,
         views: int = 1,
         seed: int | None = None,
-    ) -> Tensor:
-        """Return the parameter table of the current call, (V · B, K) float32 (``rows.py``).
+    ) -> tuple[HostTables | DeviceCropTables, int]:
+        """Return parameter tables of several batches (``rows.py``), and the index in them of the batch of the current call.
 
         The draws equal those without prefetching, bit for bit. The last digits of matrices may differ.
 
         Args:
-            plan: Plan that reads the table. Its ``draws_one_batch_at_a_time`` must be false.
+            plan: Plan that reads the tables. Its ``draws_one_batch_at_a_time`` must be false.
             size: Size of the batch.
-            device: Device of the table.
+            device: Device of the tables.
             image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset, height and width of each image, (B, 3);
                 with a row pitch, (B, 4), if only a window of each image was decoded.
             has_points: Whether there are boxes or keypoints.
@@ -92,40 +91,6 @@ class TablePrefetch:
         # If only windows were decoded, the host has already drawn the crops, to choose the windows. So it also computes their
         # columns.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
-        tables, index = self._tables(plan, size, device, seed, has_points, has_windows, views)
-        return tables.table(index, size, image_layouts)
-
-    def draws(
-        self,
-        first_ops: Sequence[Op],
-        plan: Plan,
-        size: Size,
-        device: torch.device,
-        seed: int,
-        has_points: bool,
-    ) -> tuple[OpDraws, ...]:
-        """Return the draws of ``first_ops``, ops of the plan that combine several images into one before the passes.
-
-        The combined images must have one size. See ``table`` for the other arguments.
-        """
-        tables, index = self._tables(plan, size, device, seed, has_points)
-        assert isinstance(tables, HostTables)
-        return tables.draws(index, first_ops)
-
-    def _tables(
-        self,
-        plan: Plan,
-        size: Size,
-        device: torch.device,
-        seed: int,
-        has_points: bool,
-        has_windows: bool = False,
-        views: int = 1,
-    ) -> tuple[HostTables | DeviceCropTables, int]:
-        """Return tables of several batches, and the index in them of the batch of the call with ``seed``.
-
-        ``has_windows``: whether only windows of the images were decoded. See ``table`` for the other arguments.
-        """
         # Tables are copied on the current stream of the call that computes them. Only calls on this stream may read them.
         stream = current_stream(device.index if device.type == "cuda" else -1)
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))

@@ -30,13 +30,9 @@ from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, m
 def size_dependent_ops(plan: Plan) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
-    # ``plan.template`` is a row with the columns that are equal for all batches. The first batch of a plan sets it, so this
-    # batch is not prefetched. Uniform numbers per sample do not suffice for an op that draws numbers per batch
-    # (``same_on_batch``, ``p_batch``), that is in a container that picks modules at random (``gates``), or whose draws depend
-    # on the index of the view (``views``).
-    if plan.template is None or any(
-        op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops
-    ):
+    # Uniform numbers per sample do not suffice for an op that draws numbers per batch (``same_on_batch``, ``p_batch``), that is
+    # in a container that picks modules at random (``gates``), or whose draws depend on the index of the view (``views``).
+    if any(op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops):
         return ()
     return tuple(op for op in plan.ops if op in gather_ops)
 
@@ -113,7 +109,7 @@ class HostTables:
         def fill(table: Array) -> None:
             """Copy the fixed columns, and write the columns of the first front and the matrices."""
             table[:, : plan.width] = self._fixed_columns[index]
-            plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table, all_columns=False)
+            plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table)
             if has_points:
                 fill_matrix(plan, size_of_views, draws_by_op, table[:, plan.width :])
 

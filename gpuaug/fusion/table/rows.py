@@ -2,8 +2,7 @@
 
 *Draws* are the random parameters of an op for a batch. A *sample* is an image or a clip, and B is the number of samples. A
 *pass* reads and writes all images once. It begins with its *front*: a gather, which moves pixels, a filter or a mix. Then it
-runs *pointwise* ops. A *plan* is a list of passes, and says which columns of the table their ops have. A plan's *template* is a
-row with the columns that do not depend on draws.
+runs *pointwise* ops. A *plan* is a list of passes, and says which columns of the table their ops have.
 
 First column of each group of columns, and the parameters in the group:
 
@@ -168,26 +167,16 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         size: Size of the images that the first pass reads.
         draws_by_op: Draws of the ops of the passes, except of skipped fronts.
         table: The table.
-        skipped_fronts: Number of leading passes whose front is not written, so that its columns keep the template's values. 0
-            if the plan has no template.
+        skipped_fronts: Number of leading passes whose front is not written.
     """
-    # The first call writes all columns, and saves the first row as the template. Later calls copy the template to all rows, and
-    # write only the columns that depend on draws.
-    writes_template = plan.template is None
-    if not writes_template:
-        table[:, : plan.width] = plan.template
     current_size = size
     for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
         pass_table = pass_.columns_of(table)
         for op, column in pass_.point_columns:
-            if writes_template or op.is_random or not op.has_fixed_row:
-                # ``write_rows`` also writes column 0, the apply mask. The template has the apply mask of an op that no sample
-                # skips.
-                write_columns = op.write_rows if writes_template or op.is_random else op.write
-                write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
+            op.write_rows(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
-            pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table, all_columns=writes_template)
+            pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table)
         if isinstance(pass_, ChainsPass):
             (chain_draws,) = draws_by_op[pass_.front]["layers"]  # the draws of each chain
             for index, chain_table in enumerate(pass_.chain_tables(pass_table)):
@@ -196,8 +185,6 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         current_size = out_size
     if plan.passes[-1].route_column >= 0:
         _fill_routes(plan.passes, draws_by_op, table)
-    if writes_template and size.batch:
-        plan.template = table[0, : plan.width].copy()
 
 
 def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: Array) -> None:

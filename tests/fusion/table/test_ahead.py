@@ -97,9 +97,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(monkeypatch, name, 
         return torch.from_numpy(numbers.T.copy())
 
     monkeypatch.setattr(rows, "table_on_device", by_column)
-    assert_values(draw(SEEDS), expected, about="by column, with the plan's template")
-    planned.template = None
-    assert_values(draw(SEEDS), expected, about="by column, without it")
+    assert_values(draw(SEEDS), expected, about="by column")
 
 
 def sent(monkeypatch, name, device, *, points, by_column_from):
@@ -109,7 +107,6 @@ def sent(monkeypatch, name, device, *, points, by_column_from):
     if segment.plan is None or segment.plan.draws_one_batch_at_a_time:
         return None
     monkeypatch.setattr(rows, "BY_COLUMN_FROM", by_column_from)
-    draw_tables(segment.plan, size, SEEDS, torch.device(device), points=points)  # makes the plan's template
     return draw_tables(segment.plan, size, SEEDS, torch.device(device), points=points)
 
 
@@ -277,7 +274,8 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
     def calls(device):
         torch.manual_seed(3)
         made = TablePrefetch()
-        return [made.table(segment.plan, size, torch.device(device), has_points=points, views=1) for _ in range(6)]
+        batches = [made.tables(segment.plan, size, torch.device(device), has_points=points, views=1) for _ in range(6)]
+        return [tables.table(index, size, None) for tables, index in batches]
 
     for one, other in zip(calls("cuda:0"), calls("cpu"), strict=True):
         assert_values(one, other)

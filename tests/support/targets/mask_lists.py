@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core.targets import Column, owners_of
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.kinds import layouts_of_masks, tensors_and_offsets
+from gpuaug.fusion.forms.kinds import layouts_of_masks
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table.rows import fill_table
 
@@ -43,10 +43,9 @@ def rows_of(modules):
     return plan, tables
 
 
-def laid_out(given, samples, *, by_address):
-    """Return (flat tensor, layout, tensors to keep) of masks: ``given[i]`` holds the masks of image ``samples[i]``."""
-    tensors, values, offsets = tensors_and_offsets(Column(samples, given), by_address=by_address)
+def laid_out(given, samples):
+    """Return (flat tensor, layout) of masks: ``given[i]`` holds the masks of image ``samples[i]``."""
     counts = [len(mask) for mask in given]
-    layouts = layouts_of_masks(offsets, counts, [mask.shape[-2:] for mask in given])
-    layout = MaskLayout(torch.from_numpy(owners_of(samples, counts)), torch.from_numpy(layouts).view(-1, 3))
-    return values, layout, tensors
+    layouts = layouts_of_masks(counts, [mask.shape[-2:] for mask in given])
+    layout = MaskLayout(torch.from_numpy(owners_of(samples, counts)), torch.from_numpy(layouts))
+    return Column(samples, given).elements, layout

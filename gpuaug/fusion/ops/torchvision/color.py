@@ -186,7 +186,6 @@ class Solarize(TorchvisionOp, color.Solarize):
     lowers = (v2.RandomSolarize,)
     call = ("solarize", "threshold")
     unfused_dtypes = (torch.uint16, torch.int16)
-    has_fixed_row = True
 
     def _read(self, transform: Any) -> None:
         threshold = float(transform.threshold)
@@ -212,7 +211,6 @@ class Posterize(TorchvisionOp, color.Posterize):
     lowers = (v2.RandomPosterize,)
     call = ("posterize", "bits")
     unfused_dtypes = (torch.uint16, torch.int16)
-    has_fixed_row = True
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
