@@ -14,5 +14,5 @@ def test_every_case_is_measured(tmp_path):
     assert {case: set(rows) for case, rows in rows_by_case(result).items()} == {
         "images": {"Kornia", "gpuaug"},
         "with boxes": {"gpuaug"},
-        "from files": {"workers", "gpuaug"},
+        "from files": {"workers", "gpuaug", "decoding alone"},
     }

@@ -14,7 +14,7 @@ def test_every_case_is_measured(tmp_path):
     pytest.importorskip("transformers")
     result = measure_suite("processors", tmp_path, "--files", "9", "--width", "64", "--layers", "1")
     calls = {"transformers", "gpuaug"}
-    files = {"transformers, workers", "transformers, workers decode", "gpuaug"}
+    files = {"transformers, workers", "transformers, workers decode", "gpuaug", "decoding alone"}
     assert {case: set(rows) for case, rows in rows_by_case(result).items()} == {
         "Qwen2-VL": calls,
         "Qwen2-VL, from files": files,
