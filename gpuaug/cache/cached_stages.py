@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gpuaug.cache.dataset import ViewToRead, view_folder, wrapped_datasets
@@ -29,7 +30,7 @@ from gpuaug.cache.inputs import inputs_of_rows
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
 from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
-from gpuaug.cache.shards import required_safetensors
+from gpuaug.cache.shards import RowBlock, required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch, members_of_type
 from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
@@ -356,11 +357,22 @@ class CachedBatch:
         indices = np.setdiff1d(np.flatnonzero(row_headers.missing), self.replaced_samples).tolist()
         if not indices:
             return
-        columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
+        inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
+        ids = np.column_stack([row_headers.row_ids[indices], hashes])
+        names = [row_headers.names[index] for index in indices]
+        assert epoch.folder is not None
+        rows = RowBlock(epoch.folder, epoch.epoch, ids, names, inputs, {}, {})
+        for name, parts in stored.items():
+            # Concatenated here, because later work on ``lane``, or of the user, may change the parts in place.
+            recorded = [parts[index] for index in indices]
+            if has_varying_shape(name):
+                rows.shapes[name] = np.array([part.shape for part in recorded], np.int64).reshape(len(recorded), -1)
+                rows.columns[name] = torch.cat([part.reshape(-1) for part in recorded])
+            else:
+                rows.columns[name] = torch.stack(recorded)
         cache = epoch.cached_stages.cache
         if epoch.sample_count is not None:
-            row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
-            needed = row_bytes * epoch.sample_count * cache.views
+            needed = rows.nbytes // len(indices) * epoch.sample_count * cache.views
             free = shutil.disk_usage(cache.folder).free
             _log.log(
                 logging.WARNING if needed > free else logging.INFO,
@@ -368,8 +380,4 @@ class CachedBatch:
                 *(cache.folder, needed / 1e9, free / 1e9),
             )
             epoch.sample_count = None
-        names = [row_headers.names[index] for index in indices]
-        inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
-        ids = np.column_stack([row_headers.row_ids[indices], hashes])
-        assert epoch.folder is not None
-        epoch.cached_stages.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)
+        epoch.cached_stages.recorder.record(rows, lane)
