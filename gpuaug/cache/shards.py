@@ -89,7 +89,7 @@ class RowBlock:
     epoch: int
     """Epoch in which the rows were encoded."""
     ids: NDArray[np.int64]
-    """(N, 5) ``RowId`` of the sample of each row (four integers), and hash of its inputs."""
+    """(N, 3) ``RowId`` of the sample of each row (two integers), and hash of its inputs."""
     names: Sequence[str]
     """Name of the sample of each row, for readers other than gpuaug."""
     inputs: tuple[str, ...]
@@ -136,7 +136,7 @@ class Shard:
         self.epoch = int(row_tensors["row.epoch"])
         """Epoch in which the rows were encoded."""
         self.ids: NDArray[np.int64] = row_tensors["row.id"].numpy()
-        """(N, 5) ``RowId`` of the sample of each row, and hash of its inputs."""
+        """(N, 3) ``RowId`` of the sample of each row, and hash of its inputs."""
         self.inputs = tuple(inputs)
         """Names of the inputs of the rows."""
         self._unchecked: dict[int, int] = {}
