@@ -46,17 +46,6 @@ from gpuaug.stages.feature import FeatureStage
 _log = logging.getLogger("gpuaug")
 
 
-@dataclass(slots=True)
-class BatchAndColumns:
-    """A batch, and the columns of its rows, to be copied to the device together.
-
-    Not a tuple, because a tuple of two dicts could be mistaken for a batch of two target dicts.
-    """
-
-    batch: Batch
-    columns: dict[str, Tensor]
-
-
 class CachedStages:
     """Stages of a loader up to and including a ``FeatureStage`` with ``cache=``.
 
@@ -314,13 +303,16 @@ class CachedBatch:
         """The last cached stage, after which ``finish`` is called."""
         return self.epoch.stages[-1][0]
 
-    def with_columns(self, batch: Batch) -> BatchAndColumns:
-        """Return ``batch``, to be copied to the device, with the columns of its rows."""
-        return BatchAndColumns(batch, self.rows.columns)
+    def with_columns(self, batch: Batch) -> Batch:
+        """Return ``batch``, to be copied to the device, together with the columns of its rows.
 
-    def begin(self, copied: BatchAndColumns) -> Batch:
+        In a dict, because a tuple of two dicts could be mistaken for a batch of two target dicts.
+        """
+        return {"batch": batch, "columns": self.rows.columns}
+
+    def begin(self, copied: Batch) -> Batch:
         """Keep the copied columns, and the batch as it is before the stages. Return the batch."""
-        self.before, self.columns = copied.batch, copied.columns
+        self.before, self.columns = copied["batch"], copied["columns"]
         self.leaves = member_leaves(self.before)
         return self.before
 
