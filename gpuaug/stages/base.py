@@ -9,11 +9,11 @@ dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -91,37 +91,6 @@ class DecodedSamples(NamedTuple):
     """Largest share of the loader's samples that may be replaced, between 0 and 1."""
 
 
-class BackgroundWork(Protocol):
-    """Work of a stage on one host batch that runs on other threads, such as decoding."""
-
-    replaced_samples: Set[int]
-    """Indices of the samples that were replaced by other samples, because their images could not be decoded."""
-    undecoded: int
-    """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
-
-    @property
-    def decoded(self) -> DecodedSamples:
-        """Counts of decoded and replaced samples. Valid after ``collect``."""
-        ...
-
-    def done(self) -> bool:
-        """Return whether ``collect`` would return without waiting for other threads."""
-        ...
-
-    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the work, and return the batch to copy. The copy lane must be current; it then waits for work on the device.
-
-        Args:
-            batch: The batch that ``submit`` returned.
-            waiting: Function that returns a context manager, within which this thread waits. Not called if the work is done.
-        """
-        ...
-
-    def abandon(self) -> None:
-        """Cancel the work as far as possible and wait for its end. Its result is dropped."""
-        ...
-
-
 class EncoderRuns(NamedTuple):
     """Numbers of captured CUDA graphs and of runs of encoders."""
 
@@ -181,7 +150,7 @@ class BoundStage(ABC):
 
     def submit(
         self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
-    ) -> tuple[Batch, "BackgroundWork | None"]:
+    ) -> tuple[Batch, Any]:
         """Begin the stage's work on other threads on a host batch, if the stage has such work. The copy lane must be current.
 
         Args:
@@ -191,8 +160,8 @@ class BoundStage(ABC):
             stages: All stages that will run on the batch, in order.
 
         Returns:
-            Batch for the ``submit`` of the next stage or for the copy, and the work on other threads; ``None`` without such
-            work.
+            Batch for the ``submit`` of the next stage or for the copy, and the work on other threads, a ``Decoding``
+            (``decode/decoding.py``); ``None`` without such work.
         """
         return batch, None
 
