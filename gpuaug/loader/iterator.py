@@ -442,10 +442,10 @@ class PipelinedIterator:
                     if recorded is not None:
                         batch = recorded.finish(batch, read_by_stages, lane)
                     branches.record_stage(lane)
-                runs = stage.encoder_runs()
-                stats.captured += runs.captured
-                stats.replayed += runs.replayed
-                stats.eager += runs.eager
+                stats.captured += stage.encoder_runs["captured"]
+                stats.replayed += stage.encoder_runs["replayed"]
+                stats.eager += stage.encoder_runs["eager"]
+                stage.encoder_runs.clear()
             ready = branches.join(lane)
             self._is_first_batch = False
             stats.copied_bytes += copied.num_bytes

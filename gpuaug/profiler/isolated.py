@@ -86,12 +86,12 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
         part = measure(f"stage/{bound.name}", work, **fields)
         # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
-            if bound.encoder_runs().replayed:  # otherwise ``part`` was measured without a graph
+            if bound.encoder_runs["replayed"]:  # otherwise ``part`` was measured without a graph
                 eager = stage_work(_bound_without_graphs(stage, bound.name, lanes), repeated)
                 part = replace(part, eager=measure(part.name, eager, kind="eager encoder"))
             else:
                 part = replace(part, kind="eager encoder")
-        bound.encoder_runs()  # resets the counters: measurements are not counted in stats()
+        bound.encoder_runs.clear()  # measurements are not counted in stats()
         yield part
         batch = settle_targets(bound.write(batch, result))
     yield measure(STEP, step)

@@ -9,6 +9,7 @@ dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 import inspect
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -91,17 +92,6 @@ class DecodedSamples(NamedTuple):
     """Largest share of the loader's samples that may be replaced, between 0 and 1."""
 
 
-class EncoderRuns(NamedTuple):
-    """Numbers of captured CUDA graphs and of runs of encoders."""
-
-    captured: int = 0
-    """Number of captured graphs."""
-    replayed: int = 0
-    """Number of runs from a graph."""
-    eager: int = 0
-    """Number of runs without a graph."""
-
-
 class HeldBytes(NamedTuple):
     """Bytes of memory that a stage holds."""
 
@@ -125,6 +115,9 @@ class BoundStage(ABC):
         """``on`` and ``into`` of the other stages of the loader, which sets them."""
         self.selection = selection
         """``on`` and ``into`` of this stage."""
+        self.encoder_runs: Counter[str] = Counter()
+        """Numbers of graphs that were ``captured``, and of runs of encoders from a graph (``replayed``) and without
+        (``eager``), since the loader has read the numbers."""
 
     @property
     def by_epoch(self) -> Mapping[int, "BoundStage"]:
@@ -168,10 +161,6 @@ class BoundStage(ABC):
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stage holds."""
         return HeldBytes()
-
-    def encoder_runs(self) -> EncoderRuns:
-        """Return the numbers of graphs and runs of the stage's encoders since the last call."""
-        return EncoderRuns()
 
     def close(self, iterator_state: dict[str, Any]) -> None:
         """End the threads of the stage for one iterator. ``iterator_state``: see ``submit``."""

@@ -5,6 +5,7 @@ A *member* is an entry of a batch.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from gpuaug.core.errors import (
 from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages import hints
-from gpuaug.stages.base import BoundStage, EncoderRuns, HeldBytes, Stage
+from gpuaug.stages.base import BoundStage, HeldBytes, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner, copied
 from gpuaug.stages.encoders import (
     Encoder,
@@ -321,6 +322,7 @@ class _BoundFeature(BoundStage):
                 name if branch is None else f"{name}/{branch}",
                 self.lane if branch is None else lanes.lane(f"stage/{name}/{branch}"),
                 lanes,
+                self.encoder_runs,
             )
             for branch, encoder in stage._encoders.items()
         }
@@ -328,11 +330,6 @@ class _BoundFeature(BoundStage):
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of device memory of the CUDA graphs."""
         return HeldBytes(graph=sum(branch.graph_bytes for branch in self._branches.values()))
-
-    def encoder_runs(self) -> EncoderRuns:
-        """Return the numbers of captures, replays and eager runs since the last call."""
-        runs = [branch.encoder_runs() for branch in self._branches.values()]
-        return EncoderRuns(*map(sum, zip(*runs, strict=True)))  # sum per field
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         hints.refuse_encoded(values)
@@ -375,9 +372,18 @@ class _BoundFeature(BoundStage):
 
 
 class _Branch:
-    """One encoder of a stage, on one lane. ``name``: of the stage, then of the encoder; random numbers depend on it."""
+    """One encoder of a stage, on one lane.
 
-    def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
+    Args:
+        encoder: The encoder.
+        stage: Stage of the encoder.
+        name: Name of the stage, then of the encoder, on which random numbers depend.
+        lane: Lane of the encoder.
+        lanes: Lanes of the loader.
+        runs: Counter of the runs of the encoder, see ``BoundStage.encoder_runs``.
+    """
+
+    def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes, runs: Counter[str]) -> None:
         self.lane = lane
         self._name = name
         self._device = lanes.device
@@ -395,9 +401,8 @@ class _Branch:
         self._runner: GraphRunner | None = None  # None: all runs are eager
         if stage.captures and not lanes.in_line:
             max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
-            self._runner = GraphRunner(self._encode, lane, stage.memory_format, max_bytes)
-        self._run_count = 0
-        self._reported = EncoderRuns()  # numbers at the last call of ``encoder_runs``
+            self._runner = GraphRunner(self._encode, lane, max_bytes, runs)
+        self._runs = runs
         self._warned: set[str] = set()  # warnings that were raised: "reason", "room"
 
     @property
@@ -405,20 +410,13 @@ class _Branch:
         """Bytes of device memory of the CUDA graphs."""
         return 0 if self._runner is None else self._runner.num_bytes
 
-    def encoder_runs(self) -> EncoderRuns:
-        """Return the numbers of captures, replays and eager runs since the last call."""
-        captured, replayed = (0, 0) if self._runner is None else (self._runner.captured, self._runner.replayed)
-        total = EncoderRuns(captured, replayed, self._run_count - replayed)
-        reported = self._reported
-        self._reported = total
-        return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
-
     def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
         """Queue the encoding of ``values`` on the lane. The result has its own memory, which later runs do not overwrite."""
         key = position.key(self._name)
         self.lane.make_current()
+        replayed = self._runs["replayed"]
         result = copied(self._run(values, key, iterator_state))
-        self._run_count += 1
+        self._runs["eager"] += self._runs["replayed"] == replayed
         return result
 
     def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
