@@ -6,7 +6,6 @@ the part of an image that a stage reads. A *fused* transform is a result of ``gp
 dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 """
 
-import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -28,6 +27,7 @@ from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.targets import holds_targets
 from gpuaug.core.torchvision_types import names_drawing_once, unwrapped, unwrapped_with_code
 from gpuaug.stages import hints
+from gpuaug.stages.copy import accepts_keyword
 from gpuaug.stages.encoders import module_of
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Into, On, Selection
@@ -393,11 +393,7 @@ class _BoundTransform(BoundStage):
 def _accepts_data_keys(transform: Callable[..., Any]) -> bool:
     """Return whether a call of ``transform`` may have the argument ``data_keys``. True if its signature is not known."""
     is_module = isinstance(transform, torch.nn.Module) and type(transform).__call__ is torch.nn.Module.__call__
-    try:
-        parameters = inspect.signature(getattr(transform, "forward", transform) if is_module else transform).parameters
-    except (TypeError, ValueError):
-        return True
-    return "data_keys" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    return accepts_keyword(getattr(transform, "forward", transform) if is_module else transform, "data_keys", if_unknown=True)
 
 
 def as_stage(stage: Any) -> Stage:

@@ -117,7 +117,7 @@ class Copier:
         if batches.moves_itself(leaf):
             cls = type(leaf)
             if cls not in self._takes_non_blocking:
-                self._takes_non_blocking[cls] = _accepts_non_blocking(leaf.to)
+                self._takes_non_blocking[cls] = accepts_keyword(leaf.to, "non_blocking")
             is_asynchronous = self._non_blocking and self._takes_non_blocking[cls]
             # A copy, because the ``to`` of a mapping may change the mapping in place, and the user's loader may use it again.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
@@ -221,10 +221,10 @@ def _num_bytes(leaf: torch.Tensor) -> int:
     return leaf.nbytes if leaf.layout is torch.strided else 0
 
 
-def _accepts_non_blocking(to: Callable[..., Any]) -> bool:
-    """Return whether a ``to`` method has a parameter ``non_blocking``."""
+def accepts_keyword(function: Callable[..., Any], name: str, *, if_unknown: bool = False) -> bool:
+    """Return whether a function has a parameter ``name``, or ``**kwargs``; ``if_unknown`` if it has no signature."""
     try:
-        parameters = inspect.signature(to).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a C function without a signature
-        return False
-    return any(item.name == "non_blocking" or item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)
+        return if_unknown
+    return name in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
