@@ -9,8 +9,9 @@ from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.definition import definition
 
-Stages = Sequence[tuple[BoundStage, Stage]]
-"""(``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane (CUDA stream)."""
+Stages = Sequence[tuple[Mapping[int, BoundStage], Stage]]
+"""(first epoch → ``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane (CUDA
+stream). If the stage is a schedule, which selects one of several stages by the epoch, there are several."""
 
 
 def description(stages: Stages, source: Source, decoders: Collection[str] = ()) -> dict[str, Any]:
@@ -21,11 +22,17 @@ def description(stages: Stages, source: Source, decoders: Collection[str] = ()) 
         source: Adapter of the wrapped loader.
         decoders: Keys of the decoders in a saved state. Their versions are included even if no batch has used them yet.
     """
-    versions = {key: version for bound, _ in stages for key, version in bound.versions(decoders).items()}
+    bound_stages = [bound for by_epoch, _ in stages for bound in dict.fromkeys(by_epoch.values())]
+    # A stage that has not run yet returns its decoders only if their keys are required.
+    keys = {*decoders, *(key for bound in bound_stages for key in bound.versions(decoders))}
+    versions: dict[str, dict[str, None]] = {}  # a dict in place of a set, to keep the order
+    for bound in bound_stages:
+        for key, text in bound.versions(keys).items():
+            versions.setdefault(key, {})[text] = None
     return {
         "ranks": count_ranks() if source.ranks is None else source.ranks,
-        "stages": {bound.name: definition(stage) for bound, stage in stages},
-        **({"decoders": versions} if versions else {}),
+        "stages": {by_epoch[0].name: definition(stage) for by_epoch, stage in stages},
+        **({"decoders": {key: "; ".join(texts) for key, texts in versions.items()}} if versions else {}),
     }
 
 

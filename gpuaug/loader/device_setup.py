@@ -82,8 +82,8 @@ class DeviceSetup:
             self.bound_stages = bound_stages
 
     @cached_property
-    def bound_stages(self) -> list[BoundStage]:
-        """One ``BoundStage`` per stage: the stage together with its lane. ``stages_at`` has the stages of an epoch."""
+    def bound_stages(self) -> list[dict[int, BoundStage]]:
+        """Per stage: first epoch → ``BoundStage``, a stage together with its lane, that runs from this epoch on."""
         return bind_all(self._stages, self.lanes)
 
     @cached_property
@@ -103,9 +103,10 @@ class DeviceSetup:
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""
-        existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())  # does not bind the stages
+        existing: Sequence[dict[int, BoundStage]] = vars(self).get("bound_stages", ())  # does not bind the stages
+        held = (bound.held_bytes() for by_epoch in existing for bound in {*by_epoch.values()})
         # Sums per field. ``HeldBytes()``, all 0, is for a loader without stages.
-        return HeldBytes(*map(sum, zip(HeldBytes(), *(stage.held_bytes() for stage in existing), strict=True)))
+        return HeldBytes(*map(sum, zip(HeldBytes(), *held, strict=True)))
 
     def row_counts(self) -> tuple[int, int, int, int]:
         """Return the numbers of rows of a feature cache that were read, encoded, written and dropped."""
@@ -113,13 +114,13 @@ class DeviceSetup:
         return (0, 0, 0, 0) if cached is None else cached.counts
 
     @property
-    def stage_pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """(``BoundStage``, ``Stage``) of each of the user's stages, in order, with schedules as single stages."""
+    def stage_pairs(self) -> tuple[tuple[dict[int, BoundStage], Stage], ...]:
+        """(first epoch → ``BoundStage``, ``Stage``) of each of the user's stages, in order, with schedules as single stages."""
         return tuple(zip(self.bound_stages, self._stages, strict=True))
 
     def stages_at(self, epoch: int) -> tuple[tuple[BoundStage, Stage], ...]:
         """Return (``BoundStage``, ``Stage``) of each stage that runs in an epoch, in order."""
-        pairs = tuple((of_epoch(bound.by_epoch, epoch), of_epoch(stage.by_epoch, epoch)) for bound, stage in self.stage_pairs)
+        pairs = tuple((of_epoch(bound, epoch), of_epoch(stage.by_epoch, epoch)) for bound, stage in self.stage_pairs)
         for bound, _ in pairs:
             bound.other_selections = [stage.selection for other, stage in pairs if other is not bound]
         return pairs

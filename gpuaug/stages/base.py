@@ -119,11 +119,6 @@ class BoundStage(ABC):
         """Numbers of graphs that were ``captured``, and of runs of encoders from a graph (``replayed``) and without
         (``eager``), since the loader has read the numbers."""
 
-    @property
-    def by_epoch(self) -> Mapping[int, "BoundStage"]:
-        """First epoch → stage that runs from this epoch on: ``{0: self}``, or the stages of a schedule."""
-        return {0: self}
-
     max_submitted: ClassVar[int] = 0
     """Maximum number of batches that are submitted and not yet launched. 0: the stage has no work on other threads."""
     reads_only: ClassVar[bool] = False
@@ -426,9 +421,17 @@ def as_stages(stages: Any) -> list[Stage]:
     return all_stages
 
 
-def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
-    """Bind each stage to a lane, under its name in the loader."""
-    return [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[dict[int, BoundStage]]:
+    """Bind each stage to a lane, under its name in the loader. The stages of a schedule are bound to one lane.
+
+    Returns:
+        Per stage: first epoch → bound stage that runs from this epoch on.
+    """
+    by_epoch = []
+    for name, stage in zip(names_of(stages), stages, strict=True):
+        bound_stages = {inner: inner.bind(name, lanes) for inner in stage.by_epoch.values()}  # each stage once
+        by_epoch.append({epoch: bound_stages[inner] for epoch, inner in stage.by_epoch.items()})
+    return by_epoch
 
 
 def of_epoch(by_epoch: Mapping[int, T], epoch: int) -> T:

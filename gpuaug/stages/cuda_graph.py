@@ -282,8 +282,9 @@ class GraphRunner:
         """Return the input of a graph for ``value``: an uninitialised tensor like it; ``value`` itself if it is no tensor."""
         if not isinstance(value, torch.Tensor):
             return value
-        memory_format = self._encode.memory_format if value.ndim == 4 else None
-        return torch.empty_like(value, memory_format=memory_format or torch.preserve_format)
+        if self._encode.memory_format is not None and value.ndim == 4:
+            return torch.empty_like(value, memory_format=self._encode.memory_format)
+        return torch.empty_like(value)
 
     def _abandon(self, graph: Any, error: BaseException) -> None:
         """End the capture that ``error`` has interrupted."""

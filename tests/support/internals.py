@@ -16,7 +16,7 @@ def ring(loader):
 
 def branches(loader, index=0):
     """The encoders of a bound stage, by name."""
-    return loader._shared.device_setup.bound_stages[index]._branches
+    return loader._shared.device_setup.bound_stages[index][0]._branches
 
 
 def runner(loader, index=0, name=None):
