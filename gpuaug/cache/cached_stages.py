@@ -12,7 +12,6 @@ members of the batch, and the stages are skipped. Otherwise the stages run on th
 
 import logging
 import shutil
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from gpuaug.cache.shards import RowBlock, required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch, members_of_type
 from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
-from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError, shown
+from gpuaug.core.errors import ArgumentError, IteratorEndedError, shown, warn
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
@@ -127,11 +126,9 @@ class CachedStages:
         cache.key = key
         if recorded_keys and key not in recorded_keys:
             newest_key = next(reversed(recorded_keys))
-            warnings.warn(
+            warn(
                 f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
-                f"{difference(parts, recorded_keys[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
-                GpuAugWarning,
-                stacklevel=2,
+                f"{difference(parts, recorded_keys[newest_key])}. Delete the folder {newest_key} if these rows are not needed."
             )
 
 

@@ -10,7 +10,6 @@ background thread, of ``Recorder._executor``, only reads memory of the host and 
 
 import os
 import time
-import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from gpuaug.cache.index import last_shard_number
 from gpuaug.cache.shards import SUFFIX, RowBlock, write_file
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import warn
 from gpuaug.core.streams import Event, Lane
 
 MAX_WAITING_BYTES = 1 << 30
@@ -94,11 +93,9 @@ class Recorder:
         waiting_bytes = sum(record.rows.nbytes for record in self._waiting)
         if waiting_bytes >= MAX_WAITING_BYTES:
             if not self.dropped:
-                warnings.warn(
+                warn(
                     f"Rows of the feature cache are not written, because the disk of {rows.folder} is too slow: "
-                    f"{waiting_bytes / 1e9:.1f} GB are waiting. They are encoded again in later epochs. Use a faster disk.",
-                    GpuAugWarning,
-                    stacklevel=2,
+                    f"{waiting_bytes / 1e9:.1f} GB are waiting. They are encoded again in later epochs. Use a faster disk."
                 )
             self.dropped += len(rows.ids)
             return

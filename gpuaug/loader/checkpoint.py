@@ -5,13 +5,12 @@ Accelerate's ``accelerator.prepare``.
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from gpuaug.core import rng
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, flag, shown, warn, whole_number
 from gpuaug.feed.draws_ahead import read_open_to_end
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, ReadState
@@ -315,11 +314,9 @@ class Progress:
                     f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
                     "To resume with different batches, pass strict=False to load_state_dict."
                 )
-            warnings.warn(
+            warn(
                 f"Batches from {0 if ended else saved.batch} on differ from an uninterrupted run, because "
-                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}",
-                GpuAugWarning,
-                stacklevel=2,
+                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}"
             )
         self._end_iterations()  # no thread may read the loader while its state changes
         saved = saved._replace(source=copy.deepcopy(saved.source))

@@ -6,7 +6,6 @@ the part of an image that a stage reads. A *fused* transform is a result of ``gp
 dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, warn
 from gpuaug.core.packed_targets import has_pending_targets, is_packed, unpack_targets
 from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import CallSeeds, Generators, Position
@@ -265,12 +264,10 @@ class TransformStage(Stage):
         names = names_drawing_once(transform)
         if names:
             code = unwrapped_with_code(transform)[1]
-            warnings.warn(
+            warn(
                 f"All images get the same random parameters, because torchvision's {', '.join(names)} draws once for the whole "
                 f"batch. Pass gpuaug.fuse({code}), which draws for each image, or keep the transform in the dataset. To keep "
-                "one draw per batch without this warning, pass lambda images: transform(images).",
-                GpuAugWarning,
-                stacklevel=2,
+                "one draw per batch without this warning, pass lambda images: transform(images)."
             )
         self.transform = transform
 

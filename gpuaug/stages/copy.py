@@ -8,7 +8,6 @@ not page-locked: the host waits for copies from it.
 import copy
 import inspect
 import logging
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
+from gpuaug.core.errors import ArgumentTypeError, DeviceError, warn
 from gpuaug.core.packed_targets import is_packed, pack_targets, unpack_targets
 from gpuaug.core.ragged import Shapes
 from gpuaug.core.targets import TargetsLayout
@@ -164,11 +163,9 @@ class Copier:
             if leaf.device.type == "cpu" and not _can_be_packed(leaf) and not leaf.is_pinned()
         )
         if pageable > PAGEABLE_WARN_BYTES:
-            warnings.warn(
+            warn(
                 f"The copy of a batch does not overlap with training, because {pageable / 1e6:.1f} MB of the first batch are "
-                "not page-locked. Pass pin_memory=True to the DataLoader.",
-                GpuAugWarning,
-                stacklevel=2,
+                "not page-locked. Pass pin_memory=True to the DataLoader."
             )
 
 

@@ -4,7 +4,6 @@ An encoder runs from a CUDA graph, or *eager*: its kernels are launched one by o
 A *member* is an entry of a batch.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +18,9 @@ from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceError,
-    GpuAugWarning,
     one_of,
     shown,
+    warn,
     whole_number,
 )
 from gpuaug.core.rng import Generators, Position
@@ -465,21 +464,17 @@ class _Branch:
         """Warn, once per reason, if the encoder cannot be captured or a graph exceeds the memory limit."""
         if runner.eager_reason is not None and "reason" not in self._warned:
             self._warned.add("reason")
-            warnings.warn(
+            warn(
                 f"The kernels of stage {self._name!r} are launched one by one, because a CUDA graph cannot hold its encoder: "
-                f"{runner.eager_reason}. Change that, or pass capture='never', which keeps the launches without this warning.",
-                GpuAugWarning,
-                stacklevel=2,
+                f"{runner.eager_reason}. Change that, or pass capture='never', which keeps the launches without this warning."
             )
         if runner.rejected_need is not None and "room" not in self._warned:
             self._warned.add("room")
             needed = total_bytes([runner.rejected_need])
-            warnings.warn(
+            warn(
                 f"Some shapes of stage {self._name!r} run without CUDA graphs, because a graph of {needed / 1e6:,.1f} MB "
                 f"exceeds the limit for all graphs, {runner.max_bytes / 1e6:,.1f} MB and {MAX_GRAPHS} graphs. Pass a larger "
-                "graph_bytes=, or use fewer shapes of batches.",
-                GpuAugWarning,
-                stacklevel=2,
+                "graph_bytes=, or use fewer shapes of batches."
             )
 
 

@@ -6,7 +6,6 @@ keypoints. *Target dicts* are targets in one dict per image. A *data key* is Kor
 """
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from torch import nn
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
+from gpuaug.core.errors import ArgumentTypeError, GpuAugError, add_note, warn
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.targets import MASKS, TARGET_KEYS, TARGET_TYPES, type_name
 from gpuaug.core.torchvision_types import torchvision_class
@@ -82,12 +81,10 @@ def _warn_of_layout(call: FirstCall) -> None:
         way_out = "images[:, None]"
     else:
         return
-    warnings.warn(
+    warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
         f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this "
-        "stage. If this is intended, disable this warning with warnings.filterwarnings('ignore', 'Images of shape').",
-        GpuAugWarning,
-        stacklevel=3,
+        "stage. If this is intended, disable this warning with warnings.filterwarnings('ignore', 'Images of shape')."
     )
 
 
@@ -119,12 +116,10 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
         return
     listed_targets = ", ".join(target_labels)
     if call.mixing_parts:
-        warnings.warn(
+        warn(
             f"{listed_targets} no longer match the images, because {call.mixing_parts} mixes the images only. Leave "
             f"{call.mixing_parts} out for batches with {listed_targets}, or mix images and {listed_targets} in the dataset. "
-            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
-            GpuAugWarning,
-            stacklevel=3,
+            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images')."
         )
         return
     lines = [f"Pass {call.with_members(on)}."] if on else []
@@ -135,12 +130,10 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
             f"In collate_fn, convert {', '.join(without_key)} to tv_tensors.Mask, BoundingBoxes or KeyPoints, which "
             "gpuaug.fuse(…) transforms along with the images."
         )
-    warnings.warn(
+    warn(
         f"{listed_targets} no longer match the images, because {call.moving_parts} transforms the images without them. "
         f"{' '.join(lines)} Or transform images and {listed_targets} together in the dataset. "
-        "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
-        GpuAugWarning,
-        stacklevel=3,
+        "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images')."
     )
 
 
@@ -150,12 +143,10 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
     passed_ids = set(map(id, batches.leaves(call.values)))
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed_ids for member in labels.values()):
-        warnings.warn(
+        warn(
             f"labels no longer match the images, because {call.label_mixing_parts} receives the images only. "
             f"Pass {call.with_members({next(iter(labels)): 'class'})}. "
-            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
-            GpuAugWarning,
-            stacklevel=3,
+            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images')."
         )
 
 
