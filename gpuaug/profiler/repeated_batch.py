@@ -32,25 +32,17 @@ class RepeatedBatch:
         """Return the batch for the next step."""
         if self._returned:
             self._clones_tensors = any(_write_count(tensor) != version for tensor, version in self._returned)
-        # ``map_leaves`` creates new containers only if leaves change, so each leaf is put into a box and taken out.
-        # ``cached_by_id``: a leaf that occurs twice in the batch is one object again.
-        boxed = batches.map_leaves(batches.cached_by_id(self._boxed), self._batch)
-        batch = batches.map_leaves(lambda box: box.leaf, boxed)
+        # ``deepcopy`` creates new containers. It takes the leaves from its memo: id of an object → copy.
+        leaves = batches.leaves(self._batch)
+        batch = copy.deepcopy(self._batch, {id(leaf): self._copy_of(leaf) for leaf in leaves})
         self._returned = [(tensor, _write_count(tensor)) for tensor in batches.tensors(batch)] if self._clones_tensors else None
         return batch
 
-    def _boxed(self, leaf: Any) -> "_Box":
-        """Return a box with a leaf of the batch: a value that is no container, or a mapping with a method ``to``."""
+    def _copy_of(self, leaf: Any) -> Any:
+        """Return what the next batch has for a leaf: a value that is no container, or a mapping with a method ``to``."""
         if isinstance(leaf, torch.Tensor):
-            return _Box(leaf.clone() if self._clones_tensors else leaf)
-        return _Box(copy.copy(leaf) if isinstance(leaf, Mapping) else leaf)
-
-
-class _Box:
-    """Box around a leaf. Not a dataclass, because dataclasses are containers."""
-
-    def __init__(self, leaf: Any) -> None:
-        self.leaf = leaf
+            return leaf.clone() if self._clones_tensors else leaf
+        return copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
 
 
 def _write_count(tensor: torch.Tensor) -> int:
