@@ -153,7 +153,12 @@ class PipelinedIterator:
         launched = self.launched_batches[0]
         replaced = self._shared.progress.replaced.after(launched.decoded)
         batch_index = self._loop_position.batch
-        batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
+        batch = launched.batch
+        if launched.packed:
+            if has_pending_targets(batch):  # waits for the device, because the host needs the number of boxes
+                assert launched.ready is not None
+                batch = self._without_removed_boxes(batch, launched.ready, batch_index)
+            batch = unpack_targets(batch)
         self.launched_batches.popleft()
         self.feed_iterator.draws_ahead.num_returned += 1
         if launched.error is not None:
@@ -182,17 +187,6 @@ class PipelinedIterator:
         self.feed_iterator.refill()
         hooks.on_hand_over(batch_index, consumer)
         return batch
-
-    def _unpacked(self, launched: Launched, batch_index: int) -> Batch:
-        """Return the batch with target dicts in place of ``PackedTargets``.
-
-        Waits for the device if a stage has removed boxes: the host needs their number.
-        """
-        assert launched.ready is not None
-        batch = launched.batch
-        if has_pending_targets(batch):
-            batch = self._without_removed_boxes(batch, launched.ready, batch_index)
-        return unpack_targets(batch)
 
     def _without_removed_boxes(self, batch: Batch, event: Event, batch_index: int) -> Batch:
         """Wait on the host for ``event``, and return the batch without the boxes that stages have removed."""

@@ -139,8 +139,7 @@ class Copier:
         if len(small) < MIN_PACKED_LEAVES:
             return {}
         copied.num_bytes += sum(leaf.nbytes for leaf in small.values())
-        copies = copy_together(small.values(), self._device)
-        return {leaf_id: (leaf, copies[leaf_id]) for leaf_id, leaf in small.items()}
+        return copy_together(small.values(), self._device)
 
     def _check_first_batch(self, batch: Batch) -> None:
         """Log the leaves of the first batch that stay on the host. Warn about pageable memory, whose copy blocks the host."""
@@ -175,8 +174,8 @@ def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
-def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[int, torch.Tensor]:
-    """Copy small CPU tensors to ``device`` in one copy. Return ``id`` of a leaf → its copy.
+def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Copy small CPU tensors to ``device`` in one copy. Return ``id`` of a leaf → (leaf, its copy).
 
     The copies share the memory of one buffer. They are detached with ``.data``, which gives each copy a separate version
     counter. With a common counter, an in-place change of one copy, such as the labels, would make autograd raise an error for
@@ -193,10 +192,10 @@ def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
     for part, (dtype, group) in zip(buffer.split(sizes), groups.items(), strict=True):
         part.view(dtype).copy_(_flatten_dense_tensors(group))
-    copies: dict[int, torch.Tensor] = {}
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for part, (dtype, group) in zip(buffer.to(device, non_blocking=True).split(sizes), groups.items(), strict=True):
         for leaf, device_leaf in zip(group, _unflatten_dense_tensors(part.view(dtype), group), strict=True):
-            copies[id(leaf)] = device_leaf.data
+            copies[id(leaf)] = leaf, device_leaf.data
     return copies
 
 
