@@ -5,13 +5,15 @@ Batches are *streamed* (copy and stages of later batches are queued on the devic
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.loader.inspection import Inspection, single_pass_error
+
+T = TypeVar("T")
 
 
 class EndlessBatches:
@@ -32,28 +34,41 @@ class EndlessBatches:
     def next(self, depth: int) -> Batch:
         """Return the next batch, after launching (queueing on the device) up to ``depth`` later batches."""
         consumer = self._inspection.lanes.consumer()  # the current stream, on which the training step runs
-        self._iterator.depth = depth
-        self._iterator.fill(consumer)
-        if not self._iterator.launched_batches:
-            with self._timed_epoch_start():
-                self._begin(depth)
-                self._iterator.fill(consumer)
-            if not self._iterator.launched_batches:
-                raise self._no_batches()
+
+        def fill() -> bool:
+            self._iterator.depth = depth
+            self._iterator.fill(consumer)
+            return bool(self._iterator.launched_batches)
+
+        self._in_this_or_next_epoch(fill, depth)
         self._has_yielded = True
         return self._iterator.pop(consumer)
 
     def pull(self) -> Pulled:
         """Return the next batch of the wrapped loader, without copy and stages."""
         # After an error or the end of the epoch, the iterator has no more batches.
-        pulled = None if self._iterator.ended else self._pull_or_end()
-        if pulled is None:
-            with self._timed_epoch_start():
-                self._begin()
-                pulled = self._pull_or_end()
-            if pulled is None:
-                raise self._no_batches()
-        return pulled
+        return self._in_this_or_next_epoch(lambda: None if self._iterator.ended else self._pull_or_end())
+
+    def _in_this_or_next_epoch(self, take: Callable[[], T | None], depth: int = 0) -> T:
+        """Return the result of ``take``. If it is false, the epoch has ended: begin the next epoch, and call ``take`` again.
+
+        ``depth``: maximum number of batches that are launched ahead in the next epoch.
+
+        Raises:
+            ArgumentError: If the next epoch has no batch.
+        """
+        result = take()
+        if not result:
+            start = time.perf_counter()
+            self._iterator.close()
+            self._iterator = self._inspection.begin(depth)
+            result = take()
+            self.epoch_start_s += time.perf_counter() - start
+        if result:
+            return result
+        if self._has_yielded:
+            raise single_pass_error(self._inspection.loader.loader)
+        raise ArgumentError("loader must have batches to be profiled, got no batch. Check whether its dataset is empty.")
 
     def _pull_or_end(self) -> Pulled | None:
         """Return the next batch of the wrapped loader, or ``None`` at the end of the epoch."""
@@ -67,21 +82,3 @@ class EndlessBatches:
         # Workers may have read rows of a feature cache in place of encoded images.
         pulled.batch = None if pulled.ended else self._iterator.without_rows(pulled.batch)
         return None if pulled.ended else pulled
-
-    @contextmanager
-    def _timed_epoch_start(self) -> Iterator[None]:
-        """Context manager around the beginning of an epoch, whose time is added to ``epoch_start_s``."""
-        start = time.perf_counter()
-        yield
-        self.epoch_start_s += time.perf_counter() - start
-
-    def _begin(self, depth: int = 0) -> None:
-        """Begin the next epoch, with at most ``depth`` batches launched ahead."""
-        self._iterator.close()
-        self._iterator = self._inspection.begin(depth)
-
-    def _no_batches(self) -> ArgumentError:
-        """Return the error about an epoch without batches."""
-        if self._has_yielded:
-            return single_pass_error(self._inspection.loader.loader)
-        return ArgumentError("loader must have batches to be profiled, got no batch. Check whether its dataset is empty.")
