@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -158,10 +159,10 @@ def _part(name: str, work: Work, *, device: torch.device, tracing: bool, **field
         fields: Further fields of ``Part``.
     """
     wall, host = time_alone(work, device, REPEATS)
-    device_work = trace_device_work(work, device) if tracing else None
+    traced = trace_device_work(work, device) if tracing else None
     sync_line = None if name == COPY else waits_at(work, device)
-    if device_work is not None:
-        return Part(name, wall, host, device_work.busy_ms, device_work.launches, sync_line, **fields)
+    if traced is not None:
+        return Part(name, wall, host, traced.busy_ms, traced.launches, sync_line, **fields)
     if device.type == "cuda":  # without a trace, the wall time is used, an upper bound of the device's time
         return Part(name, wall, host, wall.median, None, sync_line, **fields)
     return Part(name, wall, wall, waits_at=sync_line, **fields)
@@ -175,14 +176,8 @@ def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Positio
 
 
 def _positions(seed: int) -> Iterator[Position]:
-    """Yield the positions (seed, epoch, rank, batch index) of consecutive batches, without end.
-
-    At each position, a stage draws other random numbers.
-    """
-    position = Position(seed, 0, 0, 0)
-    while True:
-        yield position
-        position = position.after()
+    """Return the positions of consecutive batches, without end. At each position, a stage draws other random numbers."""
+    return map(partial(Position, seed, 0, 0), count())
 
 
 def _bound_without_graphs(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:
