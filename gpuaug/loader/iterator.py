@@ -180,9 +180,7 @@ class PipelinedIterator:
             launched.source_lane.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.launched_batches)
-        self._set_position(
-            SavedState(self._loop_position.epoch, batch_index + 1, False, self._loop_position.chosen, launched.state)
-        )
+        self._set_position(self._loop_position._replace(batch=batch_index + 1, ended=False, source=launched.state))
         self._shared.progress.replaced = replaced
         self.feed_iterator.refill()
         hooks.on_hand_over(batch_index, consumer)

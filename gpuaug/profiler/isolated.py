@@ -24,8 +24,8 @@ from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
 from gpuaug.profiler.measure import Work, can_trace, time_alone, trace_device_work, waits_at
-from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import COPY, DECODERS, SLOWER_THAN_ENGINES, STEP, Part
+from gpuaug.profiler.steady_state import RepeatedBatch
 from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 

@@ -56,8 +56,6 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
     selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # with ``into``, the original images, to which the targets belong, stay in the batch
-    if not (call.moving_parts or call.mixing_parts or call.label_mixing_parts):
-        return
     images = {name for other in other_selections for name in other.image_names(batch)}
     members = {name: batches.member(batch, name) for name in batches.member_names(batch) if name not in images}
     if call.moving_parts or call.mixing_parts:
