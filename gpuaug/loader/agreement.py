@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpuaug.feed.resumable import Source
 from gpuaug.loader.sharding import count_ranks
@@ -36,21 +36,11 @@ def description(stages: Stages, source: Source, decoders: Collection[str] = ()) 
     }
 
 
-class Difference(NamedTuple):
-    """An entry of a saved state whose value differs in the current run. Of long text, the values are the parts that differ."""
-
-    name: str
-    """Subject of the sentence that reports the difference, such as ``The number of ranks``."""
-    saved: Any
-    """Value in the saved state."""
-    current: Any
-    """Value in the current run."""
-    way_out: str
-    """Advice on how to continue as the saved run."""
-
-
-def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Difference]:
+def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield the differences between a saved state and the current run.
+
+    A difference is (subject of the sentence that reports it, such as ``The number of ranks``; value in the saved state; value
+    in the current run; advice on how to continue as the saved run). Of long text, the values are the parts that differ.
 
     Args:
         state: The saved state, and under ``"settings"`` the settings of the wrapped loader, such as its batch size.
@@ -62,7 +52,7 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterato
         if saved != value:
             if isinstance(saved, str) and isinstance(value, str):
                 saved, value = _first_difference(saved, value)
-            yield Difference(name, saved, value, way_out)
+            yield name, saved, value, way_out
 
 
 def _compared(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
