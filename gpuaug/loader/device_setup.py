@@ -33,7 +33,8 @@ class DeviceSetup:
     def __init__(self, device: torch.device | str | int | None, *, warn_pageable: bool) -> None:
         self._device = devices.as_device(device)
         self._warn_pageable = warn_pageable
-        self._stages: tuple[Stage, ...] = ()
+        self.stages: tuple[Stage, ...] = ()
+        """The user's stages, in order."""
 
     @property
     def device(self) -> torch.device:
@@ -56,13 +57,7 @@ class DeviceSetup:
         """Copier of batches, on the copy lane."""
         return Copier(self.lanes.device, warn_pageable=self._warn_pageable)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The user's stages, in order."""
-        return self._stages
-
-    @stages.setter
-    def stages(self, value: Sequence[Any]) -> None:
+    def set_stages(self, value: Sequence[Any]) -> None:
         """Replace the stages.
 
         Raises:
@@ -76,7 +71,7 @@ class DeviceSetup:
                 check_device(stage_of_epoch, self._device)
         has_index = self._device == self.device  # otherwise the device of the lanes may still change
         bound_stages = bind_all(new, self.lanes) if has_index else None
-        self._stages = new
+        self.stages = new
         self._delete_cached("bound_stages", "cached_stages")
         if bound_stages is not None:
             self.bound_stages = bound_stages
@@ -84,7 +79,7 @@ class DeviceSetup:
     @cached_property
     def bound_stages(self) -> list[dict[int, BoundStage]]:
         """Per stage: first epoch → ``BoundStage``, a stage together with its lane, that runs from this epoch on."""
-        return bind_all(self._stages, self.lanes)
+        return bind_all(self.stages, self.lanes)
 
     @cached_property
     def cached_stages(self) -> CachedStages | None:
@@ -93,13 +88,13 @@ class DeviceSetup:
         Raises:
             ArgumentError: If several stages have a cache.
         """
-        cached = [index for index, stage in enumerate(self._stages) if stage.cache is not None]
+        cached = [index for index, stage in enumerate(self.stages) if stage.cache is not None]
         if len(cached) > 1:
             raise ArgumentError(
                 f"One stage of a loader must have a cache, got {len(cached)}. It stores the results of the stages before it, "
                 "too: put the other encoder before it, without cache=."
             )
-        return CachedStages(self._stages[: cached[0] + 1], self.lanes) if cached else None
+        return CachedStages(self.stages[: cached[0] + 1], self.lanes) if cached else None
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""
@@ -116,7 +111,7 @@ class DeviceSetup:
     @property
     def stage_pairs(self) -> tuple[tuple[dict[int, BoundStage], Stage], ...]:
         """(first epoch → ``BoundStage``, ``Stage``) of each of the user's stages, in order, with schedules as single stages."""
-        return tuple(zip(self.bound_stages, self._stages, strict=True))
+        return tuple(zip(self.bound_stages, self.stages, strict=True))
 
     def stages_at(self, epoch: int) -> tuple[tuple[BoundStage, Stage], ...]:
         """Return (``BoundStage``, ``Stage``) of each stage that runs in an epoch, in order."""
@@ -126,7 +121,7 @@ class DeviceSetup:
         return pairs
 
     def __repr__(self) -> str:
-        stages = ", ".join(f"{name}={stage!r}" for name, stage in zip(names_of(self._stages), self._stages, strict=True))
+        stages = ", ".join(f"{name}={stage!r}" for name, stage in zip(names_of(self.stages), self.stages, strict=True))
         return f"stages=[{stages}], device={self.device}"
 
     def _delete_cached(self, *properties: str) -> None:

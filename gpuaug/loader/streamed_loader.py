@@ -197,7 +197,7 @@ class StreamedLoader:
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._shared.progress.seed = _checked_seed(value)
+        self._shared.progress.set_seed(_checked_seed(value))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -206,7 +206,7 @@ class StreamedLoader:
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        self._shared.device_setup.stages = value
+        self._shared.device_setup.set_stages(value)
 
     dataset = property(attrgetter("loader.dataset"), doc="Dataset of the wrapped loader.")
     batch_size = property(attrgetter("loader.batch_size"), doc="Batch size of the wrapped loader.")
