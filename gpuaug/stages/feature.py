@@ -325,10 +325,11 @@ class _BoundFeature(BoundStage):
             )
             for branch, encoder in stage._encoders.items()
         }
+        self._runners = [branch.runner for branch in self._branches.values() if branch.runner is not None]
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of device memory of the CUDA graphs."""
-        return HeldBytes(graph=sum(branch.graph_bytes for branch in self._branches.values()))
+        return HeldBytes(graph=sum(runner.num_bytes for runner in self._runners))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         hints.refuse_encoded(values)
@@ -367,7 +368,8 @@ class _BoundFeature(BoundStage):
         weights_changed = self._lanes.consumer().record_event()
         for branch in self._branches.values():
             branch.lane.wait(weights_changed)
-            branch.refresh()
+        for runner in self._runners:
+            runner.refresh()
 
 
 class _Branch:
@@ -397,17 +399,13 @@ class _Branch:
             memory_format=stage.memory_format,
         )
         self._generators = Generators(lanes.device, libraries=True)
-        self._runner: GraphRunner | None = None  # None: all runs are eager
+        self.runner: GraphRunner | None = None
+        """Runner of the encoder from CUDA graphs; ``None``: all runs are eager."""
         if stage.captures and not lanes.in_line:
             max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
-            self._runner = GraphRunner(self._encode, lane, max_bytes, runs)
+            self.runner = GraphRunner(self._encode, lane, max_bytes, runs)
         self._runs = runs
         self._warned: set[str] = set()  # warnings that were raised: "reason", "room"
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of device memory of the CUDA graphs."""
-        return 0 if self._runner is None else self._runner.num_bytes
 
     def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
         """Queue the encoding of ``values`` on the lane. The result has its own memory, which later runs do not overwrite."""
@@ -420,27 +418,27 @@ class _Branch:
 
     def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
         """Run from a graph or eager. If a capture fails, run eager. ``key``: key of the random numbers."""
-        if self._runner is not None:
+        if self.runner is not None:
             try:
                 with self._generators.keyed(key):
-                    return self._runner.run(values, iterator_state.setdefault(self._name, Signatures()))
+                    return self.runner.run(values, iterator_state.setdefault(self._name, Signatures()))
             except BaseException as error:
                 self._recover(error)
             finally:
-                self._warn_if_eager(self._runner)
+                self._warn_if_eager(self.runner)
         with self._generators.keyed(key):
             return self._encode.run_eagerly(*values)
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
         """Capture graphs on zeros like the tensors in ``inputs``, one graph per tuple."""
-        if self._runner is None:
+        if self.runner is None:
             return
         self.lane.make_current()
         try:
             for values in inputs:
                 zeros = tuple(torch.zeros_like(value, device=self._device) for value in values)
                 with self._generators.keyed(0):  # any key: the results are not used
-                    self._runner.capture(zeros)
+                    self.runner.capture(zeros)
         except BaseException as error:
             self._recover(error)
 
@@ -450,15 +448,10 @@ class _Branch:
         Raises:
             BaseException: ``error``, unless it is a ``CaptureError``.
         """
-        if self._runner is None or len(self._runner) == 0:
+        if self.runner is None or len(self.runner) == 0:
             self._generators = Generators(self._device, libraries=True)
         if not isinstance(error, CaptureError):
             raise error
-
-    def refresh(self) -> None:
-        """Delete graphs if weights were moved to other memory. They are captured again at their next batch."""
-        if self._runner is not None:
-            self._runner.refresh()
 
     def _warn_if_eager(self, runner: GraphRunner) -> None:
         """Warn, once per reason, if the encoder cannot be captured or a graph exceeds the memory limit."""

@@ -138,11 +138,6 @@ class FirstCall:
                 result.update(id(target.get(name)) for target in target_dicts(value) for name in TARGET_KEYS)
         return result
 
-    @property
-    def target_dict_names(self) -> list[Any]:
-        """Names of the members that are passed with the data key ``targets``."""
-        return [name for name, key in self._data_keys.items() if key == "targets"]
-
     def with_members(self, on: Mapping[Any, str]) -> str:
         """Return code for the stage with further members to transform, for messages. ``on``: further member → data key."""
         selectors = self.selection.on
@@ -151,12 +146,12 @@ class FirstCall:
         pipeline_keys = next((part.data_keys for part in self._parts if getattr(part, "data_keys", None)), ())
         # If the pipeline declares fewer data keys than there are members, the other members are images.
         keys = [*map(normalized_key, pipeline_keys), *("input" for _ in names)]
-        selected = self._data_keys or dict(zip(names, keys, strict=False))
+        selected = self.data_keys or dict(zip(names, keys, strict=False))
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
 
     @property
-    def _data_keys(self) -> dict[Any, str]:
+    def data_keys(self) -> dict[Any, str]:
         """``on`` of the stage with normalized data keys; empty if ``on`` is not a mapping."""
         on: Any = self.selection.on
         return dict(zip(on, self.selection.normalized_keys, strict=True)) if isinstance(on, Mapping) else {}

@@ -97,7 +97,7 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
     without_key: dict[str, None] = {}  # names, for the message, of targets that no data key would transform
     has_typed = False  # whether a target is a tensor of torchvision's classes
     for name, member in members.items():
-        are_target_dicts = name in call.target_dict_names
+        are_target_dicts = call.data_keys.get(name) == "targets"
         targets = [target for target in search.targets(member, name) if id(target.value) not in call.transformed_ids]
         if are_target_dicts:  # under such a key, (n, 4) may be probabilities of four classes instead of boxes
             targets = [target for target in targets if not re.search("label|class", str(target.name))]

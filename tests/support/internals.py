@@ -21,7 +21,7 @@ def branches(loader, index=0):
 
 def runner(loader, index=0, name=None):
     """The object that runs an encoder of a bound stage, eagerly or from its CUDA graphs."""
-    return branches(loader, index)[name]._runner
+    return branches(loader, index)[name].runner
 
 
 def program(augment, *settings):

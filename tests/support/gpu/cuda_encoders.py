@@ -21,4 +21,4 @@ def host_batches(count=8, size=32, last=None):
 
 def graphs_of(loader):
     bound_stages = loader._shared.device_setup.bound_stages
-    return [len(branch._runner) for by_epoch in bound_stages for branch in by_epoch[0]._branches.values()]
+    return [len(branch.runner) for by_epoch in bound_stages for branch in by_epoch[0]._branches.values()]
