@@ -63,16 +63,16 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 87,
     "benchkit": 753,
-    "cache": 1_146,
+    "cache": 1_135,
     "cli": 297,
     "core": 1_674,
     "decode": 4_571,
     "feed": 2_457,
     "fusion": 14_643,
     "integrations": 49,
-    "loader": 1_312,
-    "profiler": 1_191,
-    "stages": 1_878,
+    "loader": 1_296,
+    "profiler": 1_174,
+    "stages": 1_865,
     "viewer": 851,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
