@@ -38,6 +38,9 @@ _CHUNK = 1 << 22
 KEY_FILE = "key.json"
 """File in the folder of a key: the parts from which the key was computed."""
 
+_FORMAT = 2
+"""Format of the shards. Shards of another format have another key."""
+
 _DEPTH = 3
 """Maximum number of names in a path with a separate hash: the argument of the stage, and two attributes. The hash of such a
 path includes the values at longer paths that begin with it."""
@@ -94,6 +97,7 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
         )
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     return {
+        "format of rows": _FORMAT,
         "seed": seed,
         "device": device.type,
         "autocast of the training thread": str(autocast),

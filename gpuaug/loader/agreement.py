@@ -22,7 +22,7 @@ def description(stages: Stages, source: Source, decoders: Collection[str] = ()) 
         source: Adapter of the wrapped loader.
         decoders: Keys of the decoders in a saved state. Their versions are included even if no batch has used them yet.
     """
-    bound_stages = [bound for by_epoch, _ in stages for bound in dict.fromkeys(by_epoch.values())]
+    bound_stages = {id(bound): bound for by_epoch, _ in stages for bound in by_epoch.values()}.values()  # each once
     # A stage that has not run yet returns its decoders only if their keys are required.
     keys = {*decoders, *(key for bound in bound_stages for key in bound.versions(decoders))}
     versions: dict[str, dict[str, None]] = {}  # a dict in place of a set, to keep the order

@@ -99,9 +99,9 @@ class DeviceSetup:
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""
         existing: Sequence[dict[int, BoundStage]] = vars(self).get("bound_stages", ())  # does not bind the stages
-        held = (bound.held_bytes() for by_epoch in existing for bound in {*by_epoch.values()})
+        bound_stages = {id(bound): bound for by_epoch in existing for bound in by_epoch.values()}.values()  # each once
         # Sums per field. ``HeldBytes()``, all 0, is for a loader without stages.
-        return HeldBytes(*map(sum, zip(HeldBytes(), *held, strict=True)))
+        return HeldBytes(*map(sum, zip(HeldBytes(), *(bound.held_bytes() for bound in bound_stages), strict=True)))
 
     def row_counts(self) -> tuple[int, int, int, int]:
         """Return the numbers of rows of a feature cache that were read, encoded, written and dropped."""

@@ -426,8 +426,8 @@ def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[dict[int, BoundStage
     """
     by_epoch = []
     for name, stage in zip(names_of(stages), stages, strict=True):
-        bound_stages = {inner: inner.bind(name, lanes) for inner in stage.by_epoch.values()}  # each stage once
-        by_epoch.append({epoch: bound_stages[inner] for epoch, inner in stage.by_epoch.items()})
+        bound_stages = {id(inner): inner.bind(name, lanes) for inner in stage.by_epoch.values()}  # each stage once
+        by_epoch.append({epoch: bound_stages[id(inner)] for epoch, inner in stage.by_epoch.items()})
     return by_epoch
 
 

@@ -140,8 +140,8 @@ class _Schedule(Stage):
         return f"schedule({self._values})"
 
     def bind(self, name: str, lanes: Lanes) -> BoundStage:
-        """Bind the stage of epoch 0. A loader binds all stages in ``by_epoch`` instead."""
-        return self.by_epoch[0].bind(name, lanes)
+        """Not implemented: a loader binds the stages in ``by_epoch``."""
+        raise NotImplementedError
 
 
 def _flat(stages: Mapping[int, Stage]) -> dict[int, Stage]:

@@ -63,7 +63,7 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 87,
     "benchkit": 753,
-    "cache": 1_135,
+    "cache": 1_137,
     "cli": 297,
     "core": 1_674,
     "decode": 4_571,
@@ -72,7 +72,7 @@ BUDGETS = {
     "integrations": 49,
     "loader": 1_296,
     "profiler": 1_174,
-    "stages": 1_865,
+    "stages": 1_851,
     "viewer": 851,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
