@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -92,6 +91,8 @@ class EncoderCall:
     """Call of one encoder: in evaluation mode, without autograd, under autocast."""
 
     encoder: Encoder
+    module: nn.Module
+    """The module that the encoder calls."""
     output: Output
     """Part of the encoder's result to return."""
     argument_names: list[str] | None
@@ -102,13 +103,6 @@ class EncoderCall:
     """dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread."""
     memory_format: torch.memory_format | None
     """Memory format to which four-dimensional inputs are converted. ``None``: they stay unchanged."""
-
-    @cached_property
-    def module(self) -> nn.Module:
-        """The module that the encoder calls."""
-        module = module_of(self.encoder)
-        assert module is not None  # the stage has checked the encoder by ``is_encoder``
-        return module
 
     def __call__(self, *values: Any) -> Any:
         """Return the selected part of the encoder's result, in new containers: an encoder may return the same dict each time.

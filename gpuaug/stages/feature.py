@@ -24,7 +24,7 @@ from gpuaug.core.errors import (
     whole_number,
 )
 from gpuaug.core.rng import Generators, Position
-from gpuaug.core.streams import Event, Lane, Lanes
+from gpuaug.core.streams import Event, Lanes
 from gpuaug.stages import hints
 from gpuaug.stages.base import BoundStage, HeldBytes, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner, copied
@@ -314,17 +314,7 @@ class _BoundFeature(BoundStage):
     def __init__(self, name: str, stage: FeatureStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._lanes = lanes
-        self._branches = {
-            branch: _Branch(
-                encoder,
-                stage,
-                name if branch is None else f"{name}/{branch}",
-                self.lane if branch is None else lanes.lane(f"stage/{name}/{branch}"),
-                lanes,
-                self.encoder_runs,
-            )
-            for branch, encoder in stage._encoders.items()
-        }
+        self._branches = {branch: _Branch(name, stage, branch, lanes, self.encoder_runs) for branch in stage.branches}
         self._runners = [branch.runner for branch in self._branches.values() if branch.runner is not None]
 
     def held_bytes(self) -> HeldBytes:
@@ -376,22 +366,22 @@ class _Branch:
     """One encoder of a stage, on one lane.
 
     Args:
-        encoder: The encoder.
-        stage: Stage of the encoder.
-        name: Name of the stage, then of the encoder, on which random numbers depend.
-        lane: Lane of the encoder.
+        stage_name: Name of the stage in the loader.
+        stage: The stage.
+        branch: Name of the encoder in the stage; ``None`` for a single encoder, whose lane is the lane of the stage.
         lanes: Lanes of the loader.
         runs: Counter of the runs of the encoder, see ``BoundStage.encoder_runs``.
     """
 
-    def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes, runs: Counter[str]) -> None:
-        self.lane = lane
-        self._name = name
+    def __init__(self, stage_name: str, stage: FeatureStage, branch: str | None, lanes: Lanes, runs: Counter[str]) -> None:
+        self._name = stage_name if branch is None else f"{stage_name}/{branch}"  # random numbers depend on it
+        self.lane = lanes.lane(f"stage/{self._name}")
         self._device = lanes.device
         # Not a method of this class: the runner would refer to this object, and the reference cycle would keep graphs until a
         # garbage collection.
         self._encode = EncoderCall(
-            encoder,
+            stage._encoders[branch],
+            stage.branches[branch],
             output=stage.output,
             argument_names=stage.selection.data_keys,
             device=lanes.device.type,
@@ -403,7 +393,7 @@ class _Branch:
         """Runner of the encoder from CUDA graphs; ``None``: all runs are eager."""
         if stage.captures and not lanes.in_line:
             max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
-            self.runner = GraphRunner(self._encode, lane, max_bytes, runs)
+            self.runner = GraphRunner(self._encode, self.lane, max_bytes, runs)
         self._runs = runs
         self._warned: set[str] = set()  # warnings that were raised: "reason", "room"
 
