@@ -12,7 +12,6 @@ members of the batch, and the stages are skipped. Otherwise the stages run on th
 
 import logging
 import shutil
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gpuaug.cache.dataset import ViewToRead, view_folder, wrapped_datasets
@@ -27,13 +27,13 @@ from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import last_shard_number
 from gpuaug.cache.inputs import inputs_of_rows
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
-from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
+from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, unpacked, without, written_members
 from gpuaug.cache.recorder import Recorder
-from gpuaug.cache.shards import required_safetensors
+from gpuaug.cache.shards import RowBlock, required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch, members_of_type
 from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
-from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError, shown
+from gpuaug.core.errors import ArgumentError, IteratorEndedError, shown, warn
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
@@ -43,17 +43,6 @@ from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
 
 _log = logging.getLogger("gpuaug")
-
-
-@dataclass(slots=True)
-class BatchAndColumns:
-    """A batch, and the columns of its rows, to be copied to the device together.
-
-    Not a tuple, because a tuple of two dicts could be mistaken for a batch of two target dicts.
-    """
-
-    batch: Batch
-    columns: dict[str, Tensor]
 
 
 class CachedStages:
@@ -137,11 +126,9 @@ class CachedStages:
         cache.key = key
         if recorded_keys and key not in recorded_keys:
             newest_key = next(reversed(recorded_keys))
-            warnings.warn(
+            warn(
                 f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
-                f"{difference(parts, recorded_keys[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
-                GpuAugWarning,
-                stacklevel=2,
+                f"{difference(parts, recorded_keys[newest_key])}. Delete the folder {newest_key} if these rows are not needed."
             )
 
 
@@ -210,7 +197,7 @@ class CachedEpoch:
         other_members = without(batch_with_images, image_names)
         if any(map(has_varying_shape, columns)):  # tensors of target dicts
             other_members = unpack_targets(other_members)
-        return batch_of(other_members, None, columns, headers.shapes, headers.missing), None, len(self.stages)
+        return batch_of(other_members, unpacked(columns, headers.shapes)), None, len(self.stages)
 
     def _check_decoders(self, batch: Batch) -> None:
         """Check that the cached stages decode all images and no clips. Later stages find no images if rows are read.
@@ -313,13 +300,16 @@ class CachedBatch:
         """The last cached stage, after which ``finish`` is called."""
         return self.epoch.stages[-1][0]
 
-    def with_columns(self, batch: Batch) -> BatchAndColumns:
-        """Return ``batch``, to be copied to the device, with the columns of its rows."""
-        return BatchAndColumns(batch, self.rows.columns)
+    def with_columns(self, batch: Batch) -> Batch:
+        """Return ``batch``, to be copied to the device, together with the columns of its rows.
 
-    def begin(self, copied: BatchAndColumns) -> Batch:
+        In a dict, because a tuple of two dicts could be mistaken for a batch of two target dicts.
+        """
+        return {"batch": batch, "columns": self.rows.columns}
+
+    def begin(self, copied: Batch) -> Batch:
         """Keep the copied columns, and the batch as it is before the stages. Return the batch."""
-        self.before, self.columns = copied.batch, copied.columns
+        self.before, self.columns = copied["batch"], copied["columns"]
         self.leaves = member_leaves(self.before)
         return self.before
 
@@ -345,7 +335,12 @@ class CachedBatch:
             before = unpack_targets(without(self.before, self.image_names))
             is_computed = headers.missing.copy()
             is_computed[self.replaced_samples] = True  # a row belongs to the original sample, not to its replacement
-            result = batch_of(before, unpack_targets(after), self.columns, headers.shapes, is_computed)
+            columns = unpacked(self.columns, headers.shapes)
+            for name, values in columns.items():
+                samples = zip(values, stored[name], is_computed, strict=True)
+                parts = [of_stages if take else of_row for of_row, of_stages, take in samples]
+                columns[name] = parts if has_varying_shape(name) else torch.stack(parts)
+            result = batch_of(before, columns)
         self._record(stored, lane)
         return result
 
@@ -356,11 +351,22 @@ class CachedBatch:
         indices = np.setdiff1d(np.flatnonzero(row_headers.missing), self.replaced_samples).tolist()
         if not indices:
             return
-        columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
+        inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
+        ids = np.column_stack([row_headers.row_ids[indices], hashes])
+        names = [row_headers.names[index] for index in indices]
+        assert epoch.folder is not None
+        rows = RowBlock(epoch.folder, epoch.epoch, ids, names, inputs, {}, {})
+        for name, parts in stored.items():
+            # Concatenated here, because later work on ``lane``, or of the user, may change the parts in place.
+            recorded = [parts[index] for index in indices]
+            if has_varying_shape(name):
+                rows.shapes[name] = np.array([part.shape for part in recorded], np.int64).reshape(len(recorded), -1)
+                rows.columns[name] = torch.cat([part.reshape(-1) for part in recorded])
+            else:
+                rows.columns[name] = torch.stack(recorded)
         cache = epoch.cached_stages.cache
         if epoch.sample_count is not None:
-            row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
-            needed = row_bytes * epoch.sample_count * cache.views
+            needed = rows.nbytes // len(indices) * epoch.sample_count * cache.views
             free = shutil.disk_usage(cache.folder).free
             _log.log(
                 logging.WARNING if needed > free else logging.INFO,
@@ -368,8 +374,4 @@ class CachedBatch:
                 *(cache.folder, needed / 1e9, free / 1e9),
             )
             epoch.sample_count = None
-        names = [row_headers.names[index] for index in indices]
-        inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
-        ids = np.column_stack([row_headers.row_ids[indices], hashes])
-        assert epoch.folder is not None
-        epoch.cached_stages.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)
+        epoch.cached_stages.recorder.record(rows, lane)

@@ -2,7 +2,7 @@
 
 A *row* is the recorded results of a loader's stages for one sample. A *view* is a folder with the rows that were recorded in
 one epoch, in files, the *shards*, with ascending numbers. The *key* of a cache is a hash of all that rows depend on besides
-their sample. A ``RowId`` identifies a sample by four integers. A *member* is an entry of a sample: the value of a key of a
+their sample. A ``RowId`` identifies a sample. A *member* is an entry of a sample: the value of a key of a
 dict, an item of a tuple, or a field.
 """
 
@@ -158,15 +158,9 @@ class _WrappedDataset:
 
     def _identity(self, sample: Any, files: Sequence[CachedFile]) -> tuple[str, RowId]:
         """Return the name and the ``RowId`` of a sample. ``files``: its images."""
-        names = []
-        size = time = 0
-        for file in files:
-            file_name, file_size, file_time = _name_size_and_time(file.path, file.content)
-            names.append(file_name)
-            size += file_size
-            time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF  # one hash of the times of several files, in 63 bits
-        identity = "\n".join(names) if self.key is None else self._value_of_key(sample)
-        return str(identity), (*_HALVES.unpack(digest_of(identity, 16)), size, time)
+        names, versions = zip(*(_name_and_version(file.path, file.content) for file in files), strict=True)
+        name = "\n".join(names) if self.key is None else self._value_of_key(sample)
+        return str(name), _HALVES.unpack(digest_of((name, str(versions)), 16))
 
     def _value_of_key(self, sample: Any) -> Any:
         """Return the member that identifies a sample."""
@@ -188,20 +182,20 @@ def _is_image(value: Any, member_path: str) -> bool:
     return are_encoded([value], member_path)
 
 
-def _name_size_and_time(path: str, content: memoryview | None) -> tuple[str, int, int]:
-    """Return (path, size in bytes, time of the last change in nanoseconds) of the file of an image.
+def _name_and_version(path: str, content: memoryview | None) -> tuple[str, str]:
+    """Return the absolute path of the file of an image, and its size and the time of its last change as text.
 
-    For an image in memory, ``content``, return (hash of the bytes, size, part of the hash).
+    For an image in memory, ``content``, both are a hash of the bytes.
     """
-    if content is None:
-        try:
-            path = os.path.abspath(path)
-            status = os.stat(path)
-        except (OSError, ValueError):  # reported when the batch is collated
-            return path, 0, 0
-        return path, status.st_size, status.st_mtime_ns
-    digest = hashlib.blake2b(content, digest_size=16).digest()
-    return digest.hex(), len(content), int.from_bytes(digest[:7], "little")
+    if content is not None:
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return digest, digest
+    try:
+        path = os.path.abspath(path)
+        status = os.stat(path)
+    except (OSError, ValueError):  # reported when the batch is collated
+        return path, ""
+    return path, f"{status.st_size} {status.st_mtime_ns}"
 
 
 class CachedDataset(_WrappedDataset, Dataset[Any]):

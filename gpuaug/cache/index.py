@@ -4,10 +4,10 @@ A *row* is the recorded results of a loader's stages for one sample. A *view* is
 one epoch. If an epoch that reads the view finds rows missing, it adds them to the view. A *shard* is a file of rows,
 ``<number>-<process>-<time>.safetensors``. New shards have larger numbers.
 
-A ``RowId`` identifies a sample by four integers: two halves of a hash of its name, the size of its file, and the time of the
-last change of its file. In place of the time, an image in memory has a hash of its bytes (``core/encoded.py``). A row is valid
-only for the values that members of the sample had when the stages have overwritten them, such as boxes: the *inputs* of the row
-(``inputs.py``). A fifth integer is the hash of these values.
+A ``RowId`` identifies a sample by two integers: a hash of its name, and of size and time of the last change of its file. In
+place of size and time, an image in memory has a hash of its bytes (``core/encoded.py``). A row is valid only for the values
+that members of the sample had when the stages have overwritten them, such as boxes: the *inputs* of the row (``inputs.py``). A
+third integer is the hash of these values.
 """
 
 import logging
@@ -84,13 +84,13 @@ class Index:
         # another rank has written the row of an earlier epoch, it encodes the sample again. ``find`` returns the first of these
         # rows. In this order, it is the row of the earliest epoch, as if that row had been written in time.
         self._shards.sort(key=lambda shard: shard.epoch)
-        ids = np.concatenate([np.empty((0, 5), np.int64), *(shard.ids for shard in self._shards)])
+        ids = np.concatenate([np.empty((0, 3), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
         shard_of_row = np.repeat(np.arange(len(lengths)), lengths)
         first_rows = np.cumsum(lengths) - lengths  # index, among the rows of all shards, of the first row of each shard
         order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
-        """(N, 5) ``RowId`` and hash of the inputs of each row of all shards, sorted by the first integer."""
+        """(N, 3) ``RowId`` and hash of the inputs of each row of all shards, sorted by the first integer."""
         self._positions = np.column_stack([shard_of_row, np.arange(len(ids)) - first_rows[shard_of_row]])[order]
         """(N, 2) index of the shard, and index of the row in the shard, of each row in ``_ids``."""
         self._first_integers = np.ascontiguousarray(self._ids[:, 0])
@@ -107,7 +107,7 @@ class Index:
             row_ids: ``RowId`` of each sample.
             samples: The samples, from which the inputs are hashed.
         """
-        searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
+        searched = np.array(row_ids, np.int64).reshape(-1, 2)[:, 0]
         begins = np.searchsorted(self._first_integers, searched).tolist()
         ends = np.searchsorted(self._first_integers, searched, side="right").tolist()
         rows_of_samples = [self._rows_between(*arguments) for arguments in zip(row_ids, samples, begins, ends, strict=True)]

@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import sys
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -29,7 +28,7 @@ from torch.fx import Graph
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuaug.cache.shards import write_file
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import warn
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.definition import IGNORED_TYPES, arguments, shown_text, without_ignored
 
@@ -38,6 +37,9 @@ _CHUNK = 1 << 22
 
 KEY_FILE = "key.json"
 """File in the folder of a key: the parts from which the key was computed."""
+
+_FORMAT = 2
+"""Format of the shards. Shards of another format have another key."""
 
 _DEPTH = 3
 """Maximum number of names in a path with a separate hash: the argument of the stage, and two attributes. The hash of such a
@@ -89,14 +91,13 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
         for name, value in {"class": type(stage), **arguments(stage)}.items():
             hashes |= values.hashes(f"{bound.name}.{name}", value)
     if values.unknown:
-        warnings.warn(
+        warn(
             f"A change of {', '.join(sorted(values.unknown))} is not noticed by the feature cache, because Python cannot read "
-            "its attributes. Give its class a method __reduce__, or delete the folder of the cache after a change.",
-            GpuAugWarning,
-            stacklevel=2,
+            "its attributes. Give its class a method __reduce__, or delete the folder of the cache after a change."
         )
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     return {
+        "format of rows": _FORMAT,
         "seed": seed,
         "device": device.type,
         "autocast of the training thread": str(autocast),

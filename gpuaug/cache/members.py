@@ -150,50 +150,36 @@ def _refusal(name: str, value: Any) -> ArgumentTypeError:
     )
 
 
-def batch_of(
-    live: Batch,
-    computed: Batch | None,
-    columns: Mapping[str, Tensor],
-    shapes: Mapping[str, NDArray[np.int64]],
-    is_computed: NDArray[np.bool_],
-) -> Batch:
-    """Return a batch with the rows of the cache in its members, or for some samples the results of the stages.
+def unpacked(columns: Mapping[str, Tensor], shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+    """Return the columns of ``Rows``, with a list of B tensors in place of a flat tensor of varying shape."""
+    return {name: split(values, shapes[name]) if name in shapes else values for name, values in columns.items()}
+
+
+def batch_of(live: Batch, columns: Mapping[str, Any]) -> Batch:
+    """Return a batch with the rows of the cache in its members.
 
     Args:
         live: The batch of the data set in this epoch, without its images; ``None`` if the batch was the images.
-        computed: The batch after the stages; ``None`` if all rows were read, so that no stage has run.
-        columns: Columns of the rows that were read (``Rows.columns``).
-        shapes: Shapes of columns of varying shape (``RowHeaders.shapes``).
-        is_computed: (B,) bool, whether the parts of a sample are taken from ``computed``, and not from its row.
+        columns: Name of a column → (B, …) tensor, or list of B tensors if the shape varies.
     """
-    live_members = _members(live)
-    computed_members: dict[str, Any] = {WHOLE: computed} if live is None else _members(computed)
+    # ``columns`` has names as text. A member that the stages have added is not in ``names``: its name is text, or an index.
+    names = {} if live is None else {str(name): name for name in batches.member_names(live)}
     members: dict[str, Any] = {}
-    for column, tensor in columns.items():
+    for column, values in columns.items():
         name, _, key = parts_of_column(column)
         if has_varying_shape(column):
             # A list of target dicts: the row has the tensors. The other values of a dict are from the data set, in this epoch.
             if name not in members:
-                live_targets = live_members.get(name, [{}] * len(is_computed))
-                computed_targets = live_targets if computed is None else computed_members[name]
-                samples = zip(computed_targets, live_targets, is_computed, strict=True)
-                members[name] = [dict(of_stages if take else of_dataset) for of_stages, of_dataset, take in samples]
-            for target, part, is_of_stages in zip(members[name], split(tensor, shapes[column]), is_computed, strict=True):
-                if not is_of_stages:
-                    target[key] = part
-            continue
-        if computed is not None:
-            computed_tensor = computed_members[name][key] if key else computed_members[name]
-            mask = torch.from_numpy(is_computed).to(tensor.device)
-            tensor = torch.where(mask.reshape(-1, *[1] * (tensor.dim() - 1)), computed_tensor, tensor)
-        if key:
-            members.setdefault(name, {})[key] = tensor
+                live_targets = batches.member(live, names[name]) if name in names else [{}] * len(values)
+                members[name] = list(map(dict, live_targets))
+            for target, part in zip(members[name], values, strict=True):
+                target[key] = part
+        elif key:
+            members.setdefault(name, {})[key] = values
         else:
-            members[name] = tensor
+            members[name] = values
     if live is None:
         return members[WHOLE]
-    names = {str(name): name for name in batches.member_names(live)}
-    # ``members`` has names as text. A member that the stages have added is not in ``names``: its name is text, or an index.
     is_indexed = isinstance(live, list | tuple) and not batches.is_namedtuple(live)
     return batches.replace(live, {names.get(name, int(name) if is_indexed else name): members[name] for name in members})
 
@@ -212,8 +198,3 @@ def without(batch: Batch, names: Collection[Any] | None) -> Batch:
         for name in names if isinstance(result, MutableMapping) else ():
             del result[name]
     return result
-
-
-def _members(batch: Batch | None) -> dict[str, Any]:
-    """Return name as text → member; an empty dict if ``batch`` is ``None``."""
-    return {} if batch is None else {str(name): batches.member(batch, name) for name in batches.member_names(batch)}

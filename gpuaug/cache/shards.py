@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -79,41 +80,46 @@ def write_file(path: Path, content: bytes) -> None:
         raise GpuAugError(message) from error
 
 
-def shard_content(
-    folder: Path,
-    epoch: int,
-    ids: NDArray[np.int64],
-    names: Sequence[str],
-    columns: Mapping[str, Tensor],
-    shapes: Mapping[str, NDArray[np.int64]],
-    inputs: Sequence[str] = (),
-) -> bytes:
-    """Return the content of a shard.
+@dataclass(slots=True)
+class RowBlock:
+    """N rows of a view with equal columns and inputs, to be written to a shard."""
 
-    Args:
-        folder: Folder of the view.
-        epoch: Epoch in which the rows were encoded.
-        ids: (N, 5) ``RowId`` of the sample of each row (four integers), and hash of its inputs.
-        names: Name of the sample of each row, for readers other than gpuaug.
-        columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
-        shapes: Name of a column of varying shape → (N, axes) shape in each row.
-        inputs: Names of the inputs of the rows (``inputs.py``).
-    """
-    encoded_names = [name.encode(errors="surrogateescape") for name in names]
-    row_tensors = {
-        "row.epoch": torch.tensor([epoch], device="cpu"),
-        "row.id": torch.from_numpy(ids),
-        "row.name": torch.frombuffer(bytearray(b"".join(encoded_names) + b"\0"), dtype=torch.uint8),
-        "row.name_end": torch.tensor([len(name) for name in encoded_names], device="cpu").cumsum(0),
-        **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
-    }
-    # Created only to compute the checksums of the rows.
-    shard = Shard(columns, row_tensors, inputs)
-    row_tensors["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))], device="cpu")
-    about = json.dumps({"view": _view_of(folder), "inputs": inputs})
-    metadata = {"format": "pt", "columns": json.dumps(list(columns)), "about": about, "checksum": _digest(row_tensors, about)}
-    content: bytes = required_safetensors().torch.save({**columns, **row_tensors}, metadata)
-    return content
+    folder: Path
+    """Folder of the view."""
+    epoch: int
+    """Epoch in which the rows were encoded."""
+    ids: NDArray[np.int64]
+    """(N, 3) ``RowId`` of the sample of each row (two integers), and hash of its inputs."""
+    names: Sequence[str]
+    """Name of the sample of each row, for readers other than gpuaug."""
+    inputs: tuple[str, ...]
+    """Names of the inputs of the rows (``inputs.py``)."""
+    columns: dict[str, Tensor]
+    """Name of a column → (N, …) tensor, or a flat tensor if the shape varies."""
+    shapes: dict[str, NDArray[np.int64]]
+    """Name of a column of varying shape → (N, axes) shape in each row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the columns."""
+        return sum(values.nbytes for values in self.columns.values())
+
+    def shard_content(self) -> bytes:
+        """Return the content of a shard with these rows, whose columns must be on the host."""
+        encoded_names = [name.encode(errors="surrogateescape") for name in self.names]
+        row_tensors = {
+            "row.epoch": torch.tensor([self.epoch], device="cpu"),
+            "row.id": torch.from_numpy(self.ids),
+            "row.name": torch.frombuffer(bytearray(b"".join(encoded_names) + b"\0"), dtype=torch.uint8),
+            "row.name_end": torch.tensor([len(name) for name in encoded_names], device="cpu").cumsum(0),
+            **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in self.shapes.items()},
+        }
+        shard = Shard(self.columns, row_tensors, self.inputs)  # created only to compute the checksums of the rows
+        row_tensors["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(self.ids))], device="cpu")
+        about = json.dumps({"view": _view_of(self.folder), "inputs": self.inputs})
+        metadata = {"columns": json.dumps(list(self.columns)), "about": about, "checksum": _digest(row_tensors, about)}
+        content: bytes = required_safetensors().torch.save({**self.columns, **row_tensors}, {"format": "pt", **metadata})
+        return content
 
 
 class Shard:
@@ -130,7 +136,7 @@ class Shard:
         self.epoch = int(row_tensors["row.epoch"])
         """Epoch in which the rows were encoded."""
         self.ids: NDArray[np.int64] = row_tensors["row.id"].numpy()
-        """(N, 5) ``RowId`` of the sample of each row, and hash of its inputs."""
+        """(N, 3) ``RowId`` of the sample of each row, and hash of its inputs."""
         self.inputs = tuple(inputs)
         """Names of the inputs of the rows."""
         self._unchecked: dict[int, int] = {}

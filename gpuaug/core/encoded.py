@@ -259,9 +259,9 @@ class EncodedClips(Encoded):
         return f"EncodedClips({clips} clips of {frames} frames, {self.headers.table['length'].sum()} bytes)"
 
 
-RowId = tuple[int, int, int, int]
-"""Identity of one sample: two halves of a hash of its name, size of its file in bytes, and time of the last change of the file
-in nanoseconds. Bytes without a file have a hash of the bytes in place of the time. Another size or time means that the file has
+RowId = tuple[int, int]
+"""Identity of one sample: two halves of a hash of its name, and of the sizes of its files and the times of their last changes.
+Bytes without a file have a hash of the bytes in place of size and time. Another size or time means that the file has
 changed."""
 
 Row = Mapping[str, Tensor]
@@ -273,7 +273,7 @@ class RowHeaders:
 
     Args:
         missing: (B,) bool, whether the row of a sample was not in the cache.
-        row_ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
+        row_ids: (B, 2) int64, the ``RowId`` of each sample; empty if all rows were read.
         names: Name of each sample; empty if all rows were read.
         inputs: Name → hash of the entries of each sample (``cache/inputs.py``); empty if all rows were read.
         shapes: Name of a column of varying shape → (B, axes) shape in each row. The shape of a missing row has no elements.

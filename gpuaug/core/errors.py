@@ -7,6 +7,7 @@ iterator that ended or a setup that is slow, has the form ``<what happened>, bec
 import contextlib
 import operator
 import re
+import warnings
 from collections.abc import Sequence
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -177,3 +178,8 @@ class IteratorEndedError(GpuAugError, RuntimeError):
 
 class GpuAugWarning(UserWarning):
     """A setup works, but is slower than the user may expect, or behaves differently."""
+
+
+def warn(text: str, stacklevel: int = 2) -> None:
+    """Raise a ``GpuAugWarning``. ``stacklevel``: frame to which the warning belongs. Default: the caller of the caller."""
+    warnings.warn(text, GpuAugWarning, stacklevel=stacklevel + 1)

@@ -173,7 +173,7 @@ def _sample(member: DecodedMember, index: int) -> str:
 def _reads_as_mask(selection: Selection, value: Any, batch: Batch) -> bool:
     """Return whether a stage reads ``value`` with the data key ``mask``."""
     keys = selection.normalized_keys
-    if keys is None or "mask" not in keys:
+    if "mask" not in keys:
         return False
     try:
         values = selection.read(batch)

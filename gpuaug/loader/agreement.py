@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpuaug.feed.resumable import Source
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.definition import definition
 
-Stages = Sequence[tuple[BoundStage, Stage]]
-"""(``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane (CUDA stream)."""
+Stages = Sequence[tuple[Mapping[int, BoundStage], Stage]]
+"""(first epoch → ``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane (CUDA
+stream). If the stage is a schedule, which selects one of several stages by the epoch, there are several."""
 
 
 def description(stages: Stages, source: Source, decoders: Collection[str] = ()) -> dict[str, Any]:
@@ -21,29 +22,25 @@ def description(stages: Stages, source: Source, decoders: Collection[str] = ()) 
         source: Adapter of the wrapped loader.
         decoders: Keys of the decoders in a saved state. Their versions are included even if no batch has used them yet.
     """
-    versions = {key: version for bound, _ in stages for key, version in bound.versions(decoders).items()}
+    bound_stages = {id(bound): bound for by_epoch, _ in stages for bound in by_epoch.values()}.values()  # each once
+    # A stage that has not run yet returns its decoders only if their keys are required.
+    keys = {*decoders, *(key for bound in bound_stages for key in bound.versions(decoders))}
+    versions: dict[str, dict[str, None]] = {}  # a dict in place of a set, to keep the order
+    for bound in bound_stages:
+        for key, text in bound.versions(keys).items():
+            versions.setdefault(key, {})[text] = None
     return {
         "ranks": count_ranks() if source.ranks is None else source.ranks,
-        "stages": {bound.name: definition(stage) for bound, stage in stages},
-        **({"decoders": versions} if versions else {}),
+        "stages": {by_epoch[0].name: definition(stage) for by_epoch, stage in stages},
+        **({"decoders": {key: "; ".join(texts) for key, texts in versions.items()}} if versions else {}),
     }
 
 
-class Difference(NamedTuple):
-    """An entry of a saved state whose value differs in the current run. Of long text, the values are the parts that differ."""
-
-    name: str
-    """Subject of the sentence that reports the difference, such as ``The number of ranks``."""
-    saved: Any
-    """Value in the saved state."""
-    current: Any
-    """Value in the current run."""
-    way_out: str
-    """Advice on how to continue as the saved run."""
-
-
-def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Difference]:
+def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield the differences between a saved state and the current run.
+
+    A difference is (subject of the sentence that reports it, such as ``The number of ranks``; value in the saved state; value
+    in the current run; advice on how to continue as the saved run). Of long text, the values are the parts that differ.
 
     Args:
         state: The saved state, and under ``"settings"`` the settings of the wrapped loader, such as its batch size.
@@ -55,7 +52,7 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterato
         if saved != value:
             if isinstance(saved, str) and isinstance(value, str):
                 saved, value = _first_difference(saved, value)
-            yield Difference(name, saved, value, way_out)
+            yield name, saved, value, way_out
 
 
 def _compared(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

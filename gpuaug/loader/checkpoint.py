@@ -5,13 +5,12 @@ Accelerate's ``accelerator.prepare``.
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from gpuaug.core import rng
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, flag, shown, warn, whole_number
 from gpuaug.feed.draws_ahead import read_open_to_end
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, ReadState
@@ -99,7 +98,8 @@ class Progress:
         prepared: PreparedLoader | None = None,
     ) -> None:
         self._device_setup = device_setup
-        self._seed = rng.default_seed() if seed is None else seed
+        self.seed = rng.default_seed() if seed is None else seed
+        """Seed of the stages' random numbers."""
         self._seed_is_set = seed is not None
         self._loader = loader
         self._feed = feed
@@ -114,20 +114,15 @@ class Progress:
         self.replaced = Replaced()
         """Samples that were replaced."""
 
-    @property
-    def seed(self) -> int:
-        """Seed of the stages' random numbers."""
-        return self._seed
-
-    @seed.setter
-    def seed(self, seed: int) -> None:
-        self._seed = seed
+    def set_seed(self, seed: int) -> None:
+        """Set the seed, which a loaded state then does not change."""
+        self.seed = seed
         self._seed_is_set = True
 
     @property
     def position_state(self) -> dict[str, Any]:
         """Position of the training loop and of the next iterator. Assign the mapping to restore both."""
-        return {name: vars(self)[name] for name in ("_seed", "_seed_is_set", "_saved", "_epoch", "_next", "replaced")}
+        return {name: vars(self)[name] for name in ("seed", "_seed_is_set", "_saved", "_epoch", "_next", "replaced")}
 
     @position_state.setter
     def position_state(self, value: Mapping[str, Any]) -> None:
@@ -162,7 +157,7 @@ class Progress:
         start = self._next.start
         seed = start.worker_seed
         if seed is not None:
-            seed = rng.Position(self._seed, self.next_epoch, rank, self._next.batch).key("workers")
+            seed = rng.Position(self.seed, self.next_epoch, rank, self._next.batch).key("workers")
         return start._replace(batches=start.batches + self._next.skipped, worker_seed=seed)
 
     def prepare(self) -> None:
@@ -172,7 +167,7 @@ class Progress:
         loaded = self._prepared.loaded_position()
         if loaded is not None and self._next.epoch in (None, loaded["epoch"]):
             self._next = self._next._replace(epoch=loaded["epoch"], first_batch=loaded["batch"])
-            self._seed = self._seed if self._seed_is_set else loaded["seed"]
+            self.seed = self.seed if self._seed_is_set else loaded["seed"]
         self._prepared.prepare(self.next_epoch)
         skipped_by_sampler, skipped_by_loader = self._prepared.skipped
         self._next = self._next._replace(
@@ -227,7 +222,7 @@ class Progress:
         if self._prepared is not None:
             read_state: ReadState = position.source  # what ``Feed`` reads from a prepared loader
             ended = position.ended or read_state.is_last
-            next_position = {"seed": self._seed, "epoch": position.epoch + ended, "batch": 0 if ended else position.batch}
+            next_position = {"seed": self.seed, "epoch": position.epoch + ended, "batch": 0 if ended else position.batch}
             self._prepared.hand_over(read_state, next_position)
             if position.ended:
                 self._prepared.end(position.epoch)
@@ -264,7 +259,7 @@ class Progress:
             raise position.source
         return {
             "version": VERSION,
-            "seed": self._seed,
+            "seed": self.seed,
             **copy.deepcopy(position._asdict()),
             **description(self._device_setup.stage_pairs, self._source),
             **({"replaced": copy.deepcopy(self.replaced._asdict())} if self.replaced.samples else {}),
@@ -302,7 +297,7 @@ class Progress:
         source = self._source
         # torchdata's state tells whether the epoch has ended. Under Accelerate, which reads ahead, it has after the last batch.
         ended = saved.ended or (isinstance(saved.source, Mapping) and bool(saved.source.get("_iterator_finished", False)))
-        seed = self._seed if self._seed_is_set else state["seed"]
+        seed = self.seed if self._seed_is_set else state["seed"]
         current = {"seed": seed, **description(self._device_setup.stage_pairs, source, state.get("decoders", ()))}
         index_state = source.index_state(saved.source)
         state["settings"] = {} if index_state is None else index_state["settings"]
@@ -315,11 +310,9 @@ class Progress:
                     f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
                     "To resume with different batches, pass strict=False to load_state_dict."
                 )
-            warnings.warn(
+            warn(
                 f"Batches from {0 if ended else saved.batch} on differ from an uninterrupted run, because "
-                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}",
-                GpuAugWarning,
-                stacklevel=2,
+                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}"
             )
         self._end_iterations()  # no thread may read the loader while its state changes
         saved = saved._replace(source=copy.deepcopy(saved.source))
@@ -331,7 +324,7 @@ class Progress:
             start = FIRST_BATCH
         else:
             start = source.load(self._feed.loader, saved.source, Start(saved.batch, same_order=strict), ended=ended)
-        self._seed = seed
+        self.seed = seed
         self.replaced = replaced
         self._saved = saved
         self._epoch = saved.epoch

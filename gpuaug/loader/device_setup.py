@@ -33,7 +33,8 @@ class DeviceSetup:
     def __init__(self, device: torch.device | str | int | None, *, warn_pageable: bool) -> None:
         self._device = devices.as_device(device)
         self._warn_pageable = warn_pageable
-        self._stages: tuple[Stage, ...] = ()
+        self.stages: tuple[Stage, ...] = ()
+        """The user's stages, in order."""
 
     @property
     def device(self) -> torch.device:
@@ -56,13 +57,7 @@ class DeviceSetup:
         """Copier of batches, on the copy lane."""
         return Copier(self.lanes.device, warn_pageable=self._warn_pageable)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The user's stages, in order."""
-        return self._stages
-
-    @stages.setter
-    def stages(self, value: Sequence[Any]) -> None:
+    def set_stages(self, value: Sequence[Any]) -> None:
         """Replace the stages.
 
         Raises:
@@ -76,15 +71,15 @@ class DeviceSetup:
                 check_device(stage_of_epoch, self._device)
         has_index = self._device == self.device  # otherwise the device of the lanes may still change
         bound_stages = bind_all(new, self.lanes) if has_index else None
-        self._stages = new
+        self.stages = new
         self._delete_cached("bound_stages", "cached_stages")
         if bound_stages is not None:
             self.bound_stages = bound_stages
 
     @cached_property
-    def bound_stages(self) -> list[BoundStage]:
-        """One ``BoundStage`` per stage: the stage together with its lane. ``stages_at`` has the stages of an epoch."""
-        return bind_all(self._stages, self.lanes)
+    def bound_stages(self) -> list[dict[int, BoundStage]]:
+        """Per stage: first epoch → ``BoundStage``, a stage together with its lane, that runs from this epoch on."""
+        return bind_all(self.stages, self.lanes)
 
     @cached_property
     def cached_stages(self) -> CachedStages | None:
@@ -93,19 +88,20 @@ class DeviceSetup:
         Raises:
             ArgumentError: If several stages have a cache.
         """
-        cached = [index for index, stage in enumerate(self._stages) if stage.cache is not None]
+        cached = [index for index, stage in enumerate(self.stages) if stage.cache is not None]
         if len(cached) > 1:
             raise ArgumentError(
                 f"One stage of a loader must have a cache, got {len(cached)}. It stores the results of the stages before it, "
                 "too: put the other encoder before it, without cache=."
             )
-        return CachedStages(self._stages[: cached[0] + 1], self.lanes) if cached else None
+        return CachedStages(self.stages[: cached[0] + 1], self.lanes) if cached else None
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""
-        existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())  # does not bind the stages
+        existing: Sequence[dict[int, BoundStage]] = vars(self).get("bound_stages", ())  # does not bind the stages
+        bound_stages = {id(bound): bound for by_epoch in existing for bound in by_epoch.values()}.values()  # each once
         # Sums per field. ``HeldBytes()``, all 0, is for a loader without stages.
-        return HeldBytes(*map(sum, zip(HeldBytes(), *(stage.held_bytes() for stage in existing), strict=True)))
+        return HeldBytes(*map(sum, zip(HeldBytes(), *(bound.held_bytes() for bound in bound_stages), strict=True)))
 
     def row_counts(self) -> tuple[int, int, int, int]:
         """Return the numbers of rows of a feature cache that were read, encoded, written and dropped."""
@@ -113,19 +109,19 @@ class DeviceSetup:
         return (0, 0, 0, 0) if cached is None else cached.counts
 
     @property
-    def stage_pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """(``BoundStage``, ``Stage``) of each of the user's stages, in order, with schedules as single stages."""
-        return tuple(zip(self.bound_stages, self._stages, strict=True))
+    def stage_pairs(self) -> tuple[tuple[dict[int, BoundStage], Stage], ...]:
+        """(first epoch → ``BoundStage``, ``Stage``) of each of the user's stages, in order, with schedules as single stages."""
+        return tuple(zip(self.bound_stages, self.stages, strict=True))
 
     def stages_at(self, epoch: int) -> tuple[tuple[BoundStage, Stage], ...]:
         """Return (``BoundStage``, ``Stage``) of each stage that runs in an epoch, in order."""
-        pairs = tuple((of_epoch(bound.by_epoch, epoch), of_epoch(stage.by_epoch, epoch)) for bound, stage in self.stage_pairs)
+        pairs = tuple((of_epoch(bound, epoch), of_epoch(stage.by_epoch, epoch)) for bound, stage in self.stage_pairs)
         for bound, _ in pairs:
             bound.other_selections = [stage.selection for other, stage in pairs if other is not bound]
         return pairs
 
     def __repr__(self) -> str:
-        stages = ", ".join(f"{name}={stage!r}" for name, stage in zip(names_of(self._stages), self._stages, strict=True))
+        stages = ", ".join(f"{name}={stage!r}" for name, stage in zip(names_of(self.stages), self.stages, strict=True))
         return f"stages=[{stages}], device={self.device}"
 
     def _delete_cached(self, *properties: str) -> None:

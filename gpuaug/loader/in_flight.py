@@ -18,8 +18,9 @@ import torch
 from gpuaug.cache.cached_stages import CachedBatch
 from gpuaug.core.batch import Batch
 from gpuaug.core.streams import Event, Lane
+from gpuaug.decode.decoding import Decoding
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.stages.base import BackgroundWork, DecodedSamples
+from gpuaug.stages.base import DecodedSamples
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Submitted:
     """A batch that was pulled, and the work of other threads that must end before the batch is launched."""
 
     pulled: Pulled
-    work: list[tuple[str, BackgroundWork]] = field(default_factory=list)
+    work: list[tuple[str, Decoding]] = field(default_factory=list)
     """(name of the stage, work) of each stage that works on other threads."""
     error: BaseException | None = None
     """Error to raise instead of launching the batch."""

@@ -153,7 +153,12 @@ class PipelinedIterator:
         launched = self.launched_batches[0]
         replaced = self._shared.progress.replaced.after(launched.decoded)
         batch_index = self._loop_position.batch
-        batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
+        batch = launched.batch
+        if launched.packed:
+            if has_pending_targets(batch):  # waits for the device, because the host needs the number of boxes
+                assert launched.ready is not None
+                batch = self._without_removed_boxes(batch, launched.ready, batch_index)
+            batch = unpack_targets(batch)
         self.launched_batches.popleft()
         self.feed_iterator.draws_ahead.num_returned += 1
         if launched.error is not None:
@@ -175,24 +180,11 @@ class PipelinedIterator:
             launched.source_lane.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.launched_batches)
-        self._set_position(
-            SavedState(self._loop_position.epoch, batch_index + 1, False, self._loop_position.chosen, launched.state)
-        )
+        self._set_position(self._loop_position._replace(batch=batch_index + 1, ended=False, source=launched.state))
         self._shared.progress.replaced = replaced
         self.feed_iterator.refill()
         hooks.on_hand_over(batch_index, consumer)
         return batch
-
-    def _unpacked(self, launched: Launched, batch_index: int) -> Batch:
-        """Return the batch with target dicts in place of ``PackedTargets``.
-
-        Waits for the device if a stage has removed boxes: the host needs their number.
-        """
-        assert launched.ready is not None
-        batch = launched.batch
-        if has_pending_targets(batch):
-            batch = self._without_removed_boxes(batch, launched.ready, batch_index)
-        return unpack_targets(batch)
 
     def _without_removed_boxes(self, batch: Batch, event: Event, batch_index: int) -> Batch:
         """Wait on the host for ``event``, and return the batch without the boxes that stages have removed."""
@@ -442,10 +434,10 @@ class PipelinedIterator:
                     if recorded is not None:
                         batch = recorded.finish(batch, read_by_stages, lane)
                     branches.record_stage(lane)
-                runs = stage.encoder_runs()
-                stats.captured += runs.captured
-                stats.replayed += runs.replayed
-                stats.eager += runs.eager
+                stats.captured += stage.encoder_runs["captured"]
+                stats.replayed += stage.encoder_runs["replayed"]
+                stats.eager += stage.encoder_runs["eager"]
+                stage.encoder_runs.clear()
             ready = branches.join(lane)
             self._is_first_batch = False
             stats.copied_bytes += copied.num_bytes

@@ -4,7 +4,6 @@ A *lane* is a CUDA stream of the loader. The *feed* brings batches from the wrap
 page-locked memory for one batch. A batch is *handed over* when ``next`` returns it.
 """
 
-import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -16,7 +15,7 @@ import torch
 
 from gpuaug.core import devices, rng
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, GpuAugWarning, whole_number
+from gpuaug.core.errors import ArgumentError, warn, whole_number
 from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.rng import Position
 from gpuaug.feed.feed import Feed
@@ -198,7 +197,7 @@ class StreamedLoader:
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._shared.progress.seed = _checked_seed(value)
+        self._shared.progress.set_seed(_checked_seed(value))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -207,7 +206,7 @@ class StreamedLoader:
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        self._shared.device_setup.stages = value
+        self._shared.device_setup.set_stages(value)
 
     dataset = property(attrgetter("loader.dataset"), doc="Dataset of the wrapped loader.")
     batch_size = property(attrgetter("loader.batch_size"), doc="Batch size of the wrapped loader.")
@@ -325,12 +324,11 @@ class StreamedLoader:
         if self._warned_of_ranks or self._rank is not None or ranks == 1 or not reads_whole_dataset(self.loader, ranks):
             return
         self._warned_of_ranks = True
-        warnings.warn(
+        warn(
             f"Each of {ranks} ranks reads all {len(self.dataset)} samples, because the DataLoader has a "
             f"{type(self.sampler).__name__} and no DistributedSampler. Give the DataLoader "
             "sampler=DistributedSampler(dataset) instead of shuffle. If each rank has a separate dataset, or is meant to "
             "read all samples, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
-            GpuAugWarning,
             stacklevel=5,  # the user's loop: the frames between are _begin(), the generator and next() of the iterator
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -23,8 +24,8 @@ from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
 from gpuaug.profiler.measure import Work, can_trace, time_alone, trace_device_work, waits_at
-from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import COPY, DECODERS, SLOWER_THAN_ENGINES, STEP, Part
+from gpuaug.profiler.steady_state import RepeatedBatch
 from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
@@ -86,12 +87,12 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
         part = measure(f"stage/{bound.name}", work, **fields)
         # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
-            if bound.encoder_runs().replayed:  # otherwise ``part`` was measured without a graph
+            if bound.encoder_runs["replayed"]:  # otherwise ``part`` was measured without a graph
                 eager = stage_work(_bound_without_graphs(stage, bound.name, lanes), repeated)
                 part = replace(part, eager=measure(part.name, eager, kind="eager encoder"))
             else:
                 part = replace(part, kind="eager encoder")
-        bound.encoder_runs()  # resets the counters: measurements are not counted in stats()
+        bound.encoder_runs.clear()  # measurements are not counted in stats()
         yield part
         batch = settle_targets(bound.write(batch, result))
     yield measure(STEP, step)
@@ -158,10 +159,10 @@ def _part(name: str, work: Work, *, device: torch.device, tracing: bool, **field
         fields: Further fields of ``Part``.
     """
     wall, host = time_alone(work, device, REPEATS)
-    device_work = trace_device_work(work, device) if tracing else None
+    traced = trace_device_work(work, device) if tracing else None
     sync_line = None if name == COPY else waits_at(work, device)
-    if device_work is not None:
-        return Part(name, wall, host, device_work.busy_ms, device_work.launches, sync_line, **fields)
+    if traced is not None:
+        return Part(name, wall, host, traced.busy_ms, traced.launches, sync_line, **fields)
     if device.type == "cuda":  # without a trace, the wall time is used, an upper bound of the device's time
         return Part(name, wall, host, wall.median, None, sync_line, **fields)
     return Part(name, wall, wall, waits_at=sync_line, **fields)
@@ -175,14 +176,8 @@ def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Positio
 
 
 def _positions(seed: int) -> Iterator[Position]:
-    """Yield the positions (seed, epoch, rank, batch index) of consecutive batches, without end.
-
-    At each position, a stage draws other random numbers.
-    """
-    position = Position(seed, 0, 0, 0)
-    while True:
-        yield position
-        position = position.after()
+    """Return the positions of consecutive batches, without end. At each position, a stage draws other random numbers."""
+    return map(partial(Position, seed, 0, 0), count())
 
 
 def _bound_without_graphs(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:

@@ -30,9 +30,8 @@ from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
 from gpuaug.profiler.isolated import measure_parts
 from gpuaug.profiler.measure import Spread, link_gb_per_s
 from gpuaug.profiler.recorder import THREAD, Recorder
-from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import LOAD, PLAIN_BESIDE_ITERATOR, STEP, Part, Report
-from gpuaug.profiler.steady_state import EndlessBatches
+from gpuaug.profiler.steady_state import EndlessBatches, RepeatedBatch
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.profiler.verdict import verdict
 from gpuaug.stages.copy import PAGEABLE_WARN_BYTES

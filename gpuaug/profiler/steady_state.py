@@ -1,17 +1,25 @@
-"""Endless iteration over a loader, for measurements in its steady state: an epoch that ends is followed by the next epoch.
+"""Batches for measurements: endless batches of a loader in its steady state, and one batch for repeated calls.
+
+Endless iteration goes on with the next epoch when an epoch ends.
 
 Batches are *streamed* (copy and stages of later batches are queued on the device ahead of the training step), run *in line*
 (``depth=0``, without overlap), or come from the wrapped loader alone.
 """
 
+import copy
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import torch
+
+from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.loader.inspection import Inspection, single_pass_error
+
+T = TypeVar("T")
 
 
 class EndlessBatches:
@@ -32,28 +40,41 @@ class EndlessBatches:
     def next(self, depth: int) -> Batch:
         """Return the next batch, after launching (queueing on the device) up to ``depth`` later batches."""
         consumer = self._inspection.lanes.consumer()  # the current stream, on which the training step runs
-        self._iterator.depth = depth
-        self._iterator.fill(consumer)
-        if not self._iterator.launched_batches:
-            with self._timed_epoch_start():
-                self._begin(depth)
-                self._iterator.fill(consumer)
-            if not self._iterator.launched_batches:
-                raise self._no_batches()
+
+        def fill() -> bool:
+            self._iterator.depth = depth
+            self._iterator.fill(consumer)
+            return bool(self._iterator.launched_batches)
+
+        self._in_this_or_next_epoch(fill, depth)
         self._has_yielded = True
         return self._iterator.pop(consumer)
 
     def pull(self) -> Pulled:
         """Return the next batch of the wrapped loader, without copy and stages."""
         # After an error or the end of the epoch, the iterator has no more batches.
-        pulled = None if self._iterator.ended else self._pull_or_end()
-        if pulled is None:
-            with self._timed_epoch_start():
-                self._begin()
-                pulled = self._pull_or_end()
-            if pulled is None:
-                raise self._no_batches()
-        return pulled
+        return self._in_this_or_next_epoch(lambda: None if self._iterator.ended else self._pull_or_end())
+
+    def _in_this_or_next_epoch(self, take: Callable[[], T | None], depth: int = 0) -> T:
+        """Return the result of ``take``. If it is false, the epoch has ended: begin the next epoch, and call ``take`` again.
+
+        ``depth``: maximum number of batches that are launched ahead in the next epoch.
+
+        Raises:
+            ArgumentError: If the next epoch has no batch.
+        """
+        result = take()
+        if not result:
+            start = time.perf_counter()
+            self._iterator.close()
+            self._iterator = self._inspection.begin(depth)
+            result = take()
+            self.epoch_start_s += time.perf_counter() - start
+        if result:
+            return result
+        if self._has_yielded:
+            raise single_pass_error(self._inspection.loader.loader)
+        raise ArgumentError("loader must have batches to be profiled, got no batch. Check whether its dataset is empty.")
 
     def _pull_or_end(self) -> Pulled | None:
         """Return the next batch of the wrapped loader, or ``None`` at the end of the epoch."""
@@ -68,20 +89,42 @@ class EndlessBatches:
         pulled.batch = None if pulled.ended else self._iterator.without_rows(pulled.batch)
         return None if pulled.ended else pulled
 
-    @contextmanager
-    def _timed_epoch_start(self) -> Iterator[None]:
-        """Context manager around the beginning of an epoch, whose time is added to ``epoch_start_s``."""
-        start = time.perf_counter()
-        yield
-        self.epoch_start_s += time.perf_counter() - start
 
-    def _begin(self, depth: int = 0) -> None:
-        """Begin the next epoch, with at most ``depth`` batches launched ahead."""
-        self._iterator.close()
-        self._iterator = self._inspection.begin(depth)
+class RepeatedBatch:
+    """Batch that is returned in new containers at every call, and with copies of its tensors if the caller writes to them.
 
-    def _no_batches(self) -> ArgumentError:
-        """Return the error about an epoch without batches."""
-        if self._has_yielded:
-            return single_pass_error(self._inspection.loader.loader)
-        return ArgumentError("loader must have batches to be profiled, got no batch. Check whether its dataset is empty.")
+    A training step may remove labels from a dictionary, or change labels in place. With the same objects, the second step would
+    see the changes of the first step.
+
+    Cost:
+        A few microseconds of host time per call. The tensors are copied on the current stream: for the first call only, or for
+        every call if the caller writes to them.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._returned: list[tuple[torch.Tensor, int]] | None = None
+        """(tensor, number of writes to it) of the copies that the last call returned; ``None`` if it returned no copies."""
+        self._clones_tensors = True
+        """Whether the next call copies the tensors. The first call does, to find out whether the caller writes to them."""
+
+    def __call__(self) -> Batch:
+        """Return the batch for the next step."""
+        if self._returned:
+            self._clones_tensors = any(_write_count(tensor) != version for tensor, version in self._returned)
+        # ``deepcopy`` creates new containers. It takes the leaves from its memo: id of an object → copy.
+        leaves = batches.leaves(self._batch)
+        batch = copy.deepcopy(self._batch, {id(leaf): self._copy_of(leaf) for leaf in leaves})
+        self._returned = [(tensor, _write_count(tensor)) for tensor in batches.tensors(batch)] if self._clones_tensors else None
+        return batch
+
+    def _copy_of(self, leaf: Any) -> Any:
+        """Return what the next batch has for a leaf: a value that is no container, or a mapping with a method ``to``."""
+        if isinstance(leaf, torch.Tensor):
+            return leaf.clone() if self._clones_tensors else leaf
+        return copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
+
+
+def _write_count(tensor: torch.Tensor) -> int:
+    """Return the number of writes to a tensor; 0 for an inference tensor, which does not count them."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -6,20 +6,19 @@ the part of an image that a stage reads. A *fused* transform is a result of ``gp
 dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 """
 
-import inspect
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, warn
 from gpuaug.core.packed_targets import has_pending_targets, is_packed, unpack_targets
 from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import CallSeeds, Generators, Position
@@ -27,6 +26,7 @@ from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.targets import holds_targets
 from gpuaug.core.torchvision_types import names_drawing_once, unwrapped, unwrapped_with_code
 from gpuaug.stages import hints
+from gpuaug.stages.copy import accepts_keyword
 from gpuaug.stages.encoders import module_of
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Into, On, Selection
@@ -91,48 +91,6 @@ class DecodedSamples(NamedTuple):
     """Largest share of the loader's samples that may be replaced, between 0 and 1."""
 
 
-class BackgroundWork(Protocol):
-    """Work of a stage on one host batch that runs on other threads, such as decoding."""
-
-    replaced_samples: Set[int]
-    """Indices of the samples that were replaced by other samples, because their images could not be decoded."""
-    undecoded: int
-    """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
-
-    @property
-    def decoded(self) -> DecodedSamples:
-        """Counts of decoded and replaced samples. Valid after ``collect``."""
-        ...
-
-    def done(self) -> bool:
-        """Return whether ``collect`` would return without waiting for other threads."""
-        ...
-
-    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the work, and return the batch to copy. The copy lane must be current; it then waits for work on the device.
-
-        Args:
-            batch: The batch that ``submit`` returned.
-            waiting: Function that returns a context manager, within which this thread waits. Not called if the work is done.
-        """
-        ...
-
-    def abandon(self) -> None:
-        """Cancel the work as far as possible and wait for its end. Its result is dropped."""
-        ...
-
-
-class EncoderRuns(NamedTuple):
-    """Numbers of captured CUDA graphs and of runs of encoders."""
-
-    captured: int = 0
-    """Number of captured graphs."""
-    replayed: int = 0
-    """Number of runs from a graph."""
-    eager: int = 0
-    """Number of runs without a graph."""
-
-
 class HeldBytes(NamedTuple):
     """Bytes of memory that a stage holds."""
 
@@ -156,11 +114,9 @@ class BoundStage(ABC):
         """``on`` and ``into`` of the other stages of the loader, which sets them."""
         self.selection = selection
         """``on`` and ``into`` of this stage."""
-
-    @property
-    def by_epoch(self) -> Mapping[int, "BoundStage"]:
-        """First epoch → stage that runs from this epoch on: ``{0: self}``, or the stages of a schedule."""
-        return {0: self}
+        self.encoder_runs: Counter[str] = Counter()
+        """Numbers of graphs that were ``captured``, and of runs of encoders from a graph (``replayed``) and without
+        (``eager``), since the loader has read the numbers."""
 
     max_submitted: ClassVar[int] = 0
     """Maximum number of batches that are submitted and not yet launched. 0: the stage has no work on other threads."""
@@ -181,7 +137,7 @@ class BoundStage(ABC):
 
     def submit(
         self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
-    ) -> tuple[Batch, "BackgroundWork | None"]:
+    ) -> tuple[Batch, Any]:
         """Begin the stage's work on other threads on a host batch, if the stage has such work. The copy lane must be current.
 
         Args:
@@ -191,18 +147,14 @@ class BoundStage(ABC):
             stages: All stages that will run on the batch, in order.
 
         Returns:
-            Batch for the ``submit`` of the next stage or for the copy, and the work on other threads; ``None`` without such
-            work.
+            Batch for the ``submit`` of the next stage or for the copy, and the work on other threads, a ``Decoding``
+            (``decode/decoding.py``); ``None`` without such work.
         """
         return batch, None
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stage holds."""
         return HeldBytes()
-
-    def encoder_runs(self) -> EncoderRuns:
-        """Return the numbers of graphs and runs of the stage's encoders since the last call."""
-        return EncoderRuns()
 
     def close(self, iterator_state: dict[str, Any]) -> None:
         """End the threads of the stage for one iterator. ``iterator_state``: see ``submit``."""
@@ -312,12 +264,10 @@ class TransformStage(Stage):
         names = names_drawing_once(transform)
         if names:
             code = unwrapped_with_code(transform)[1]
-            warnings.warn(
+            warn(
                 f"All images get the same random parameters, because torchvision's {', '.join(names)} draws once for the whole "
                 f"batch. Pass gpuaug.fuse({code}), which draws for each image, or keep the transform in the dataset. To keep "
-                "one draw per batch without this warning, pass lambda images: transform(images).",
-                GpuAugWarning,
-                stacklevel=2,
+                "one draw per batch without this warning, pass lambda images: transform(images)."
             )
         self.transform = transform
 
@@ -435,11 +385,7 @@ class _BoundTransform(BoundStage):
 def _accepts_data_keys(transform: Callable[..., Any]) -> bool:
     """Return whether a call of ``transform`` may have the argument ``data_keys``. True if its signature is not known."""
     is_module = isinstance(transform, torch.nn.Module) and type(transform).__call__ is torch.nn.Module.__call__
-    try:
-        parameters = inspect.signature(getattr(transform, "forward", transform) if is_module else transform).parameters
-    except (TypeError, ValueError):
-        return True
-    return "data_keys" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    return accepts_keyword(getattr(transform, "forward", transform) if is_module else transform, "data_keys", if_unknown=True)
 
 
 def as_stage(stage: Any) -> Stage:
@@ -472,9 +418,17 @@ def as_stages(stages: Any) -> list[Stage]:
     return all_stages
 
 
-def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
-    """Bind each stage to a lane, under its name in the loader."""
-    return [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[dict[int, BoundStage]]:
+    """Bind each stage to a lane, under its name in the loader. The stages of a schedule are bound to one lane.
+
+    Returns:
+        Per stage: first epoch → bound stage that runs from this epoch on.
+    """
+    by_epoch = []
+    for name, stage in zip(names_of(stages), stages, strict=True):
+        bound_stages = {id(inner): inner.bind(name, lanes) for inner in stage.by_epoch.values()}  # each stage once
+        by_epoch.append({epoch: bound_stages[id(inner)] for epoch, inner in stage.by_epoch.items()})
+    return by_epoch
 
 
 def of_epoch(by_epoch: Mapping[int, T], epoch: int) -> T:

@@ -8,7 +8,6 @@ not page-locked: the host waits for copies from it.
 import copy
 import inspect
 import logging
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
+from gpuaug.core.errors import ArgumentTypeError, DeviceError, warn
 from gpuaug.core.packed_targets import is_packed, pack_targets, unpack_targets
 from gpuaug.core.ragged import Shapes
 from gpuaug.core.targets import TargetsLayout
@@ -117,7 +116,7 @@ class Copier:
         if batches.moves_itself(leaf):
             cls = type(leaf)
             if cls not in self._takes_non_blocking:
-                self._takes_non_blocking[cls] = _accepts_non_blocking(leaf.to)
+                self._takes_non_blocking[cls] = accepts_keyword(leaf.to, "non_blocking")
             is_asynchronous = self._non_blocking and self._takes_non_blocking[cls]
             # A copy, because the ``to`` of a mapping may change the mapping in place, and the user's loader may use it again.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
@@ -140,8 +139,7 @@ class Copier:
         if len(small) < MIN_PACKED_LEAVES:
             return {}
         copied.num_bytes += sum(leaf.nbytes for leaf in small.values())
-        copies = copy_together(small.values(), self._device)
-        return {leaf_id: (leaf, copies[leaf_id]) for leaf_id, leaf in small.items()}
+        return copy_together(small.values(), self._device)
 
     def _check_first_batch(self, batch: Batch) -> None:
         """Log the leaves of the first batch that stay on the host. Warn about pageable memory, whose copy blocks the host."""
@@ -164,11 +162,9 @@ class Copier:
             if leaf.device.type == "cpu" and not _can_be_packed(leaf) and not leaf.is_pinned()
         )
         if pageable > PAGEABLE_WARN_BYTES:
-            warnings.warn(
+            warn(
                 f"The copy of a batch does not overlap with training, because {pageable / 1e6:.1f} MB of the first batch are "
-                "not page-locked. Pass pin_memory=True to the DataLoader.",
-                GpuAugWarning,
-                stacklevel=2,
+                "not page-locked. Pass pin_memory=True to the DataLoader."
             )
 
 
@@ -178,8 +174,8 @@ def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
-def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[int, torch.Tensor]:
-    """Copy small CPU tensors to ``device`` in one copy. Return ``id`` of a leaf → its copy.
+def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Copy small CPU tensors to ``device`` in one copy. Return ``id`` of a leaf → (leaf, its copy).
 
     The copies share the memory of one buffer. They are detached with ``.data``, which gives each copy a separate version
     counter. With a common counter, an in-place change of one copy, such as the labels, would make autograd raise an error for
@@ -196,10 +192,10 @@ def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
     for part, (dtype, group) in zip(buffer.split(sizes), groups.items(), strict=True):
         part.view(dtype).copy_(_flatten_dense_tensors(group))
-    copies: dict[int, torch.Tensor] = {}
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for part, (dtype, group) in zip(buffer.to(device, non_blocking=True).split(sizes), groups.items(), strict=True):
         for leaf, device_leaf in zip(group, _unflatten_dense_tensors(part.view(dtype), group), strict=True):
-            copies[id(leaf)] = device_leaf.data
+            copies[id(leaf)] = leaf, device_leaf.data
     return copies
 
 
@@ -221,10 +217,10 @@ def _num_bytes(leaf: torch.Tensor) -> int:
     return leaf.nbytes if leaf.layout is torch.strided else 0
 
 
-def _accepts_non_blocking(to: Callable[..., Any]) -> bool:
-    """Return whether a ``to`` method has a parameter ``non_blocking``."""
+def accepts_keyword(function: Callable[..., Any], name: str, *, if_unknown: bool = False) -> bool:
+    """Return whether a function has a parameter ``name``, or ``**kwargs``; ``if_unknown`` if it has no signature."""
     try:
-        parameters = inspect.signature(to).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a C function without a signature
-        return False
-    return any(item.name == "non_blocking" or item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)
+        return if_unknown
+    return name in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())

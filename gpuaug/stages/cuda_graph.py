@@ -11,6 +11,7 @@ A *leaf* is a value of a result that is not a container, such as a tensor.
 import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -73,14 +74,13 @@ class GraphRunner:
     Args:
         encode: Callable that runs the encoder without autograd.
         lane: Lane of the encoder. It must be current when ``run`` is called.
-        memory_format: Memory format of the four-dimensional tensors from which graphs read their inputs.
         max_bytes: Maximum bytes of device memory of the graphs.
+        runs: Counter of ``captured`` graphs, and of ``replayed`` runs.
     """
 
-    def __init__(self, encode: EncoderCall, lane: Lane, memory_format: torch.memory_format | None, max_bytes: int) -> None:
+    def __init__(self, encode: EncoderCall, lane: Lane, max_bytes: int, runs: Counter[str]) -> None:
         self._encode = encode
         self._lane = lane
-        self._memory_format = memory_format
         self.max_bytes = max_bytes
         self._pool: Pool | None = None
         self._graphs: dict[Signature, _Graph] = {}
@@ -90,10 +90,7 @@ class GraphRunner:
         """Tensors with the values of the parameters and buffers of the encoder."""
         self._addresses: tuple[int, ...] = ()
         """Addresses of ``_weights``."""
-        self.captured = 0
-        """Number of graphs that were captured, including deleted ones."""
-        self.replayed = 0
-        """Number of runs from a graph."""
+        self._runs = runs
         self.num_bytes = 0
         """Bytes of device memory of the graphs: their common pool, and their inputs."""
         self.rejected_need: MemoryNeed | None = None
@@ -144,7 +141,7 @@ class GraphRunner:
                 if isinstance(static_value, torch.Tensor):
                     static_value.copy_(value)
         captured_graph.graph.replay()
-        self.replayed += 1
+        self._runs["replayed"] += 1
         return captured_graph.outputs
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
@@ -195,7 +192,7 @@ class GraphRunner:
         if not self._has_room(need):
             self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
-        self.captured += 1
+        self._runs["captured"] += 1
         static_inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
         self.num_bytes = sum(value.nbytes for value in static_inputs) + (self._pool.num_bytes if self._pool is not None else 0)
 
@@ -285,8 +282,8 @@ class GraphRunner:
         """Return the input of a graph for ``value``: an uninitialised tensor like it; ``value`` itself if it is no tensor."""
         if not isinstance(value, torch.Tensor):
             return value
-        if self._memory_format is not None and value.ndim == 4:
-            return torch.empty_like(value, memory_format=self._memory_format)
+        if self._encode.memory_format is not None and value.ndim == 4:
+            return torch.empty_like(value, memory_format=self._encode.memory_format)
         return torch.empty_like(value)
 
     def _abandon(self, graph: Any, error: BaseException) -> None:

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,22 +30,24 @@ _COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, tor
 
 def module_of(encoder: object) -> nn.Module | None:
     """Return the module that an encoder calls; ``None`` if ``encoder`` is no module, method of a module, or ``partial``."""
-    callee = _callee(encoder)
+    _, callee = _partials(encoder)
     module = callee if isinstance(callee, nn.Module) else getattr(callee, "__self__", None)
     return module if isinstance(module, nn.Module) else None
 
 
-def _callee(encoder: object) -> Any:
-    """Return the module or method inside any ``functools.partial`` objects; any other ``encoder`` unchanged."""
+def _partials(encoder: Any) -> tuple[list[functools.partial[Any]], Any]:
+    """Return (``functools.partial`` objects around an encoder, from the outside; module or method inside them)."""
+    partials = []
     while isinstance(encoder, functools.partial):
+        partials.append(encoder)
         encoder = encoder.func
-    return encoder
+    return partials, encoder
 
 
 def is_encoder(value: object) -> bool:
     """Return whether a value is an encoder that can be called. ``nn.ModuleDict`` and other modules without a forward cannot."""
     module = module_of(value)
-    return module is not None and (module is not _callee(value) or has_forward(module))
+    return module is not None and (module is not _partials(value)[1] or has_forward(module))
 
 
 def set_evaluation_mode(module: nn.Module) -> None:
@@ -67,25 +68,21 @@ def module_code(encoder: object, name: str | None) -> str:
 
     ``name``: key of the encoder in the mapping of encoders that the user passed; ``None`` if the user passed one encoder.
     """
-    code = "encoder" if name is None else f"encoder[{name!r}]"
-    while isinstance(encoder, functools.partial):
-        encoder = encoder.func
-        code += ".func"
-    return code if isinstance(encoder, nn.Module) else f"{code}.__self__"
+    partials, callee = _partials(encoder)
+    code = ("encoder" if name is None else f"encoder[{name!r}]") + ".func" * len(partials)
+    return code if isinstance(callee, nn.Module) else f"{code}.__self__"
 
 
 def fixed_arguments(encoder: object) -> Iterator[Any]:
     """Yield the arguments that ``functools.partial`` objects add to an encoder."""
-    while isinstance(encoder, functools.partial):
-        yield from encoder.args
-        yield from encoder.keywords.values()
-        encoder = encoder.func
+    for partial in _partials(encoder)[0]:
+        yield from (*partial.args, *partial.keywords.values())
 
 
 def name_of(encoder: Encoder) -> str:
     """Return the name of an encoder for messages, such as ``"ResNet"``, or ``"AutoencoderKL.encode"`` for a bound method."""
     module = type(module_of(encoder)).__name__
-    callee = _callee(encoder)
+    _, callee = _partials(encoder)
     return module if isinstance(callee, nn.Module) else f"{module}.{getattr(callee, '__name__', 'method')}"
 
 
@@ -94,6 +91,8 @@ class EncoderCall:
     """Call of one encoder: in evaluation mode, without autograd, under autocast."""
 
     encoder: Encoder
+    module: nn.Module
+    """The module that the encoder calls."""
     output: Output
     """Part of the encoder's result to return."""
     argument_names: list[str] | None
@@ -104,13 +103,6 @@ class EncoderCall:
     """dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread."""
     memory_format: torch.memory_format | None
     """Memory format to which four-dimensional inputs are converted. ``None``: they stay unchanged."""
-
-    @cached_property
-    def module(self) -> nn.Module:
-        """The module that the encoder calls."""
-        module = module_of(self.encoder)
-        assert module is not None  # the stage has checked the encoder by ``is_encoder``
-        return module
 
     def __call__(self, *values: Any) -> Any:
         """Return the selected part of the encoder's result, in new containers: an encoder may return the same dict each time.

@@ -4,7 +4,7 @@ An encoder runs from a CUDA graph, or *eager*: its kernels are launched one by o
 A *member* is an entry of a batch.
 """
 
-import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -18,15 +18,15 @@ from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceError,
-    GpuAugWarning,
     one_of,
     shown,
+    warn,
     whole_number,
 )
 from gpuaug.core.rng import Generators, Position
-from gpuaug.core.streams import Event, Lane, Lanes
+from gpuaug.core.streams import Event, Lanes
 from gpuaug.stages import hints
-from gpuaug.stages.base import BoundStage, EncoderRuns, HeldBytes, Stage
+from gpuaug.stages.base import BoundStage, HeldBytes, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner, copied
 from gpuaug.stages.encoders import (
     Encoder,
@@ -314,25 +314,12 @@ class _BoundFeature(BoundStage):
     def __init__(self, name: str, stage: FeatureStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._lanes = lanes
-        self._branches = {
-            branch: _Branch(
-                encoder,
-                stage,
-                name if branch is None else f"{name}/{branch}",
-                self.lane if branch is None else lanes.lane(f"stage/{name}/{branch}"),
-                lanes,
-            )
-            for branch, encoder in stage._encoders.items()
-        }
+        self._branches = {branch: _Branch(name, stage, branch, lanes, self.encoder_runs) for branch in stage.branches}
+        self._runners = [branch.runner for branch in self._branches.values() if branch.runner is not None]
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of device memory of the CUDA graphs."""
-        return HeldBytes(graph=sum(branch.graph_bytes for branch in self._branches.values()))
-
-    def encoder_runs(self) -> EncoderRuns:
-        """Return the numbers of captures, replays and eager runs since the last call."""
-        runs = [branch.encoder_runs() for branch in self._branches.values()]
-        return EncoderRuns(*map(sum, zip(*runs, strict=True)))  # sum per field
+        return HeldBytes(graph=sum(runner.num_bytes for runner in self._runners))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         hints.refuse_encoded(values)
@@ -371,20 +358,30 @@ class _BoundFeature(BoundStage):
         weights_changed = self._lanes.consumer().record_event()
         for branch in self._branches.values():
             branch.lane.wait(weights_changed)
-            branch.refresh()
+        for runner in self._runners:
+            runner.refresh()
 
 
 class _Branch:
-    """One encoder of a stage, on one lane. ``name``: of the stage, then of the encoder; random numbers depend on it."""
+    """One encoder of a stage, on one lane.
 
-    def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
-        self.lane = lane
-        self._name = name
+    Args:
+        stage_name: Name of the stage in the loader.
+        stage: The stage.
+        branch: Name of the encoder in the stage; ``None`` for a single encoder, whose lane is the lane of the stage.
+        lanes: Lanes of the loader.
+        runs: Counter of the runs of the encoder, see ``BoundStage.encoder_runs``.
+    """
+
+    def __init__(self, stage_name: str, stage: FeatureStage, branch: str | None, lanes: Lanes, runs: Counter[str]) -> None:
+        self._name = stage_name if branch is None else f"{stage_name}/{branch}"  # random numbers depend on it
+        self.lane = lanes.lane(f"stage/{self._name}")
         self._device = lanes.device
         # Not a method of this class: the runner would refer to this object, and the reference cycle would keep graphs until a
         # garbage collection.
         self._encode = EncoderCall(
-            encoder,
+            stage._encoders[branch],
+            stage.branches[branch],
             output=stage.output,
             argument_names=stage.selection.data_keys,
             device=lanes.device.type,
@@ -392,58 +389,46 @@ class _Branch:
             memory_format=stage.memory_format,
         )
         self._generators = Generators(lanes.device, libraries=True)
-        self._runner: GraphRunner | None = None  # None: all runs are eager
+        self.runner: GraphRunner | None = None
+        """Runner of the encoder from CUDA graphs; ``None``: all runs are eager."""
         if stage.captures and not lanes.in_line:
             max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
-            self._runner = GraphRunner(self._encode, lane, stage.memory_format, max_bytes)
-        self._run_count = 0
-        self._reported = EncoderRuns()  # numbers at the last call of ``encoder_runs``
+            self.runner = GraphRunner(self._encode, self.lane, max_bytes, runs)
+        self._runs = runs
         self._warned: set[str] = set()  # warnings that were raised: "reason", "room"
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of device memory of the CUDA graphs."""
-        return 0 if self._runner is None else self._runner.num_bytes
-
-    def encoder_runs(self) -> EncoderRuns:
-        """Return the numbers of captures, replays and eager runs since the last call."""
-        captured, replayed = (0, 0) if self._runner is None else (self._runner.captured, self._runner.replayed)
-        total = EncoderRuns(captured, replayed, self._run_count - replayed)
-        reported = self._reported
-        self._reported = total
-        return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
 
     def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
         """Queue the encoding of ``values`` on the lane. The result has its own memory, which later runs do not overwrite."""
         key = position.key(self._name)
         self.lane.make_current()
+        replayed = self._runs["replayed"]
         result = copied(self._run(values, key, iterator_state))
-        self._run_count += 1
+        self._runs["eager"] += self._runs["replayed"] == replayed
         return result
 
     def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
         """Run from a graph or eager. If a capture fails, run eager. ``key``: key of the random numbers."""
-        if self._runner is not None:
+        if self.runner is not None:
             try:
                 with self._generators.keyed(key):
-                    return self._runner.run(values, iterator_state.setdefault(self._name, Signatures()))
+                    return self.runner.run(values, iterator_state.setdefault(self._name, Signatures()))
             except BaseException as error:
                 self._recover(error)
             finally:
-                self._warn_if_eager(self._runner)
+                self._warn_if_eager(self.runner)
         with self._generators.keyed(key):
             return self._encode.run_eagerly(*values)
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
         """Capture graphs on zeros like the tensors in ``inputs``, one graph per tuple."""
-        if self._runner is None:
+        if self.runner is None:
             return
         self.lane.make_current()
         try:
             for values in inputs:
                 zeros = tuple(torch.zeros_like(value, device=self._device) for value in values)
                 with self._generators.keyed(0):  # any key: the results are not used
-                    self._runner.capture(zeros)
+                    self.runner.capture(zeros)
         except BaseException as error:
             self._recover(error)
 
@@ -453,35 +438,26 @@ class _Branch:
         Raises:
             BaseException: ``error``, unless it is a ``CaptureError``.
         """
-        if self._runner is None or len(self._runner) == 0:
+        if self.runner is None or len(self.runner) == 0:
             self._generators = Generators(self._device, libraries=True)
         if not isinstance(error, CaptureError):
             raise error
-
-    def refresh(self) -> None:
-        """Delete graphs if weights were moved to other memory. They are captured again at their next batch."""
-        if self._runner is not None:
-            self._runner.refresh()
 
     def _warn_if_eager(self, runner: GraphRunner) -> None:
         """Warn, once per reason, if the encoder cannot be captured or a graph exceeds the memory limit."""
         if runner.eager_reason is not None and "reason" not in self._warned:
             self._warned.add("reason")
-            warnings.warn(
+            warn(
                 f"The kernels of stage {self._name!r} are launched one by one, because a CUDA graph cannot hold its encoder: "
-                f"{runner.eager_reason}. Change that, or pass capture='never', which keeps the launches without this warning.",
-                GpuAugWarning,
-                stacklevel=2,
+                f"{runner.eager_reason}. Change that, or pass capture='never', which keeps the launches without this warning."
             )
         if runner.rejected_need is not None and "room" not in self._warned:
             self._warned.add("room")
             needed = total_bytes([runner.rejected_need])
-            warnings.warn(
+            warn(
                 f"Some shapes of stage {self._name!r} run without CUDA graphs, because a graph of {needed / 1e6:,.1f} MB "
                 f"exceeds the limit for all graphs, {runner.max_bytes / 1e6:,.1f} MB and {MAX_GRAPHS} graphs. Pass a larger "
-                "graph_bytes=, or use fewer shapes of batches.",
-                GpuAugWarning,
-                stacklevel=2,
+                "graph_bytes=, or use fewer shapes of batches."
             )
 
 

@@ -104,7 +104,7 @@ class FirstCall:
     def by_type(self) -> list[bool]:
         """Per value of ``values``: whether the transform changes only tensors of torchvision's classes in the value."""
         keys = self.selection.normalized_keys
-        if keys is None:
+        if not keys:
             num_selected = len(self.values) - len(self.typed_names)
             selected = [index > 0 and self._is_by_type(value) for index, value in enumerate(self.values[:num_selected])]
         else:
@@ -126,7 +126,7 @@ class FirstCall:
         Excluded are plain tensors in arguments that are transformed by type (``by_type``), and values of target dicts whose key
         is not the key of a target.
         """
-        keys = self.selection.normalized_keys or ()
+        keys = self.selection.normalized_keys
         result: set[int] = set()
         for value, by_type, key in zip_longest(self.values, self.by_type, keys):
             leaves = batches.leaves(value)
@@ -138,11 +138,6 @@ class FirstCall:
                 result.update(id(target.get(name)) for target in target_dicts(value) for name in TARGET_KEYS)
         return result
 
-    @property
-    def target_dict_names(self) -> list[Any]:
-        """Names of the members that are passed with the data key ``targets``."""
-        return [name for name, key in self._data_keys.items() if key == "targets"]
-
     def with_members(self, on: Mapping[Any, str]) -> str:
         """Return code for the stage with further members to transform, for messages. ``on``: further member → data key."""
         selectors = self.selection.on
@@ -151,15 +146,15 @@ class FirstCall:
         pipeline_keys = next((part.data_keys for part in self._parts if getattr(part, "data_keys", None)), ())
         # If the pipeline declares fewer data keys than there are members, the other members are images.
         keys = [*map(normalized_key, pipeline_keys), *("input" for _ in names)]
-        selected = self._data_keys or dict(zip(names, keys, strict=False))
+        selected = self.data_keys or dict(zip(names, keys, strict=False))
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
 
     @property
-    def _data_keys(self) -> dict[Any, str]:
+    def data_keys(self) -> dict[Any, str]:
         """``on`` of the stage with normalized data keys; empty if ``on`` is not a mapping."""
-        keys = self.selection.normalized_keys
-        return dict(zip(self.selection.on, keys, strict=True)) if isinstance(self.selection.on, Mapping) and keys else {}
+        on: Any = self.selection.on
+        return dict(zip(on, self.selection.normalized_keys, strict=True)) if isinstance(on, Mapping) else {}
 
 
 def target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:

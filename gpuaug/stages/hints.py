@@ -6,7 +6,6 @@ keypoints. *Target dicts* are targets in one dict per image. A *data key* is Kor
 """
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from torch import nn
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
+from gpuaug.core.errors import ArgumentTypeError, GpuAugError, add_note, warn
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.targets import MASKS, TARGET_KEYS, TARGET_TYPES, type_name
 from gpuaug.core.torchvision_types import torchvision_class
@@ -57,8 +56,6 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
     selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # with ``into``, the original images, to which the targets belong, stay in the batch
-    if not (call.moving_parts or call.mixing_parts or call.label_mixing_parts):
-        return
     images = {name for other in other_selections for name in other.image_names(batch)}
     members = {name: batches.member(batch, name) for name in batches.member_names(batch) if name not in images}
     if call.moving_parts or call.mixing_parts:
@@ -82,12 +79,10 @@ def _warn_of_layout(call: FirstCall) -> None:
         way_out = "images[:, None]"
     else:
         return
-    warnings.warn(
+    warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
         f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this "
-        "stage. If this is intended, disable this warning with warnings.filterwarnings('ignore', 'Images of shape').",
-        GpuAugWarning,
-        stacklevel=3,
+        "stage. If this is intended, disable this warning with warnings.filterwarnings('ignore', 'Images of shape')."
     )
 
 
@@ -102,7 +97,7 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
     without_key: dict[str, None] = {}  # names, for the message, of targets that no data key would transform
     has_typed = False  # whether a target is a tensor of torchvision's classes
     for name, member in members.items():
-        are_target_dicts = name in call.target_dict_names
+        are_target_dicts = call.data_keys.get(name) == "targets"
         targets = [target for target in search.targets(member, name) if id(target.value) not in call.transformed_ids]
         if are_target_dicts:  # under such a key, (n, 4) may be probabilities of four classes instead of boxes
             targets = [target for target in targets if not re.search("label|class", str(target.name))]
@@ -119,12 +114,10 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
         return
     listed_targets = ", ".join(target_labels)
     if call.mixing_parts:
-        warnings.warn(
+        warn(
             f"{listed_targets} no longer match the images, because {call.mixing_parts} mixes the images only. Leave "
             f"{call.mixing_parts} out for batches with {listed_targets}, or mix images and {listed_targets} in the dataset. "
-            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
-            GpuAugWarning,
-            stacklevel=3,
+            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images')."
         )
         return
     lines = [f"Pass {call.with_members(on)}."] if on else []
@@ -135,12 +128,10 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
             f"In collate_fn, convert {', '.join(without_key)} to tv_tensors.Mask, BoundingBoxes or KeyPoints, which "
             "gpuaug.fuse(…) transforms along with the images."
         )
-    warnings.warn(
+    warn(
         f"{listed_targets} no longer match the images, because {call.moving_parts} transforms the images without them. "
         f"{' '.join(lines)} Or transform images and {listed_targets} together in the dataset. "
-        "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
-        GpuAugWarning,
-        stacklevel=3,
+        "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images')."
     )
 
 
@@ -150,12 +141,10 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
     passed_ids = set(map(id, batches.leaves(call.values)))
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed_ids for member in labels.values()):
-        warnings.warn(
+        warn(
             f"labels no longer match the images, because {call.label_mixing_parts} receives the images only. "
             f"Pass {call.with_members({next(iter(labels)): 'class'})}. "
-            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
-            GpuAugWarning,
-            stacklevel=3,
+            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images')."
         )
 
 

@@ -5,15 +5,14 @@ and *bound* to a *lane* (a CUDA stream) once. When an iterator of the loader beg
 from the attribute ``by_epoch``. So the choice depends only on the epoch.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
-from gpuaug.core.rng import Position
-from gpuaug.core.streams import Event, Lanes
-from gpuaug.stages.base import BoundStage, HeldBytes, Stage, as_stage, of_epoch
+from gpuaug.core.streams import Lanes
+from gpuaug.stages.base import BoundStage, Stage, as_stage
 
 _COUNT_EPOCHS = "Count epochs from 0."
 
@@ -141,8 +140,8 @@ class _Schedule(Stage):
         return f"schedule({self._values})"
 
     def bind(self, name: str, lanes: Lanes) -> BoundStage:
-        """Bind each stage to the lane of ``name``."""
-        return _BoundSchedule(name, self, lanes)
+        """Not implemented: a loader binds the stages in ``by_epoch``."""
+        raise NotImplementedError
 
 
 def _flat(stages: Mapping[int, Stage]) -> dict[int, Stage]:
@@ -154,37 +153,3 @@ def _flat(stages: Mapping[int, Stage]) -> dict[int, Stage]:
             if epoch < end:
                 flat[max(epoch, start)] = stage  # of several stages that begin before ``start``, the last one remains
     return flat
-
-
-class _BoundSchedule(BoundStage):
-    """A schedule, all of whose stages are bound to one lane. The loader calls the stages in ``by_epoch`` directly."""
-
-    def __init__(self, name: str, stage: _Schedule, lanes: Lanes) -> None:
-        super().__init__(name, stage.selection, lanes)
-        self._bound_stages = {id(inner): inner.bind(name, lanes) for inner in stage.by_epoch.values()}
-        self._by_epoch = {epoch: self._bound_stages[id(inner)] for epoch, inner in stage.by_epoch.items()}
-
-    @property
-    def by_epoch(self) -> Mapping[int, BoundStage]:
-        """First epoch → bound stage that runs from this epoch on."""
-        return self._by_epoch
-
-    def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return key in a checkpoint → decoders of all stages, including stages that have not run yet."""
-        bound_stages = self._bound_stages.values()
-        # A stage that has not run yet returns its decoders only if their keys are required.
-        keys = {*required_keys, *(key for bound in bound_stages for key in bound.versions(required_keys))}
-        texts: dict[str, list[str]] = {}
-        for bound in bound_stages:
-            for key, text in bound.versions(keys).items():
-                texts.setdefault(key, []).append(text)
-        return {key: "; ".join(dict.fromkeys(parts)) for key, parts in texts.items()}
-
-    def held_bytes(self) -> HeldBytes:
-        """Return the bytes of memory that all stages of the schedule hold."""
-        # Sum per field.
-        return HeldBytes(*map(sum, zip(*(bound.held_bytes() for bound in self._bound_stages.values()), strict=True)))
-
-    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
-        """Run the stage of the epoch."""
-        return of_epoch(self._by_epoch, position.epoch).run(values, ready, position, iterator_state)

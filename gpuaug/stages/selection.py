@@ -106,11 +106,9 @@ class Selection:
         if self.into is not ...:
             return _from_start(batch, self.into if isinstance(self.into, tuple) else (self.into,))
         names = self.names(batch)
-        keys = self.normalized_keys
-        if keys is None:
-            return names if len(names) == 1 else []
-        # ``names`` is empty for a batch that is a leaf.
-        return [name for name, key in zip(names, keys, strict=False) if key == "input"]
+        if self.normalized_keys:  # ``names`` is empty for a batch that is a leaf
+            return [name for name, key in zip(names, self.normalized_keys, strict=False) if key == "input"]
+        return names if len(names) == 1 else []
 
     @property
     def data_keys(self) -> list[str] | None:
@@ -118,9 +116,9 @@ class Selection:
         return list(self.on.values()) if isinstance(self.on, Mapping) else None
 
     @property
-    def normalized_keys(self) -> list[str] | None:
-        """``data_keys``, normalized by ``normalized_key``."""
-        return None if self.data_keys is None else list(map(normalized_key, self.data_keys))
+    def normalized_keys(self) -> list[str]:
+        """``data_keys``, normalized by ``normalized_key``; empty if ``on`` is not a mapping."""
+        return list(map(normalized_key, self.data_keys or ()))
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Return a copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.

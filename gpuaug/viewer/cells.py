@@ -106,7 +106,7 @@ class _LineMaker:
         self._name_of = captions.class_namer(classes)
         self._labels_path = _path_of_labels(before, batch_size)
         self._draws: dict[int, Draws] = {}
-        target_stages = (stage.transform for stage in trace.stages if "targets" in (stage.selection.normalized_keys or ()))
+        target_stages = (stage.transform for stage in trace.stages if "targets" in stage.selection.normalized_keys)
         fused_stages = (stage.transform for stage in trace.stages if isinstance(stage.transform, Fused))
         self._channels_first = any(fused.clip_layout.channels_first for fused in fused_stages)
         self._box_format = next((fused.options.boxes for fused in target_stages if isinstance(fused, Fused)), "xyxy")
@@ -178,7 +178,7 @@ class _LineMaker:
             return ()  # (B, N) integers: classes of boxes
         # Transforms that get the labels, and may mix the labels of two samples. ``mixed``: rows of Kornia's (label, label of
         # the partner, weight).
-        mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in (stage.selection.normalized_keys or ())]
+        mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in stage.selection.normalized_keys]
         has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3
         name_of = captions.class_namer(self._classes, "class {}")

@@ -33,7 +33,7 @@ def draw_annotations(axes: "Axes", annotations: Annotations, shape: tuple[int, i
         shape: Height and width of the picture in pixels.
         width_in: Width of the axes in inches.
     """
-    from matplotlib.patches import Polygon, Rectangle
+    from matplotlib.patches import Polygon
     from matplotlib.patheffects import Normal, withStroke
 
     halo = [withStroke(linewidth=_HALO_PT, foreground=INK), Normal()]
@@ -42,9 +42,7 @@ def draw_annotations(axes: "Axes", annotations: Annotations, shape: tuple[int, i
         _outline(axes, mask)
     for box in annotations.boxes:
         style: dict[str, Any] = {"fill": False, "edgecolor": colour(box.number), "linewidth": _LINE_PT, "path_effects": halo}
-        low, high = box.corners.min(0), box.corners.max(0)  # (left, top), (right, bottom)
-        is_upright = bool((box.corners == [low, (high[0], low[1]), high, (low[0], high[1])]).all())
-        axes.add_patch(Rectangle(tuple(low), *(high - low), **style) if is_upright else Polygon(box.corners, **style))
+        axes.add_patch(Polygon(box.corners, **style))
     for points in annotations.points:
         axes.plot(*points.xy.T, "o", markersize=_POINT_PT, color=colour(points.number), markeredgecolor="white",
                   markeredgewidth=0.7, path_effects=[withStroke(linewidth=1.8, foreground=INK), Normal()])  # fmt: skip

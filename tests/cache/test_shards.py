@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuaug.cache.shards import Shard, shard_content
+from gpuaug.cache.shards import RowBlock, Shard
 
 ROW_BYTES = 2**18
 
@@ -17,7 +17,8 @@ ROW_BYTES = 2**18
 def test_a_row_is_read_ahead_and_not_the_whole_file(tmp_path):
     path = tmp_path / "0-0-0.safetensors"
     rows = torch.arange(256).repeat_interleave(ROW_BYTES // 8).view(256, -1)
-    content = shard_content(tmp_path, 0, np.arange(1280).reshape(256, 5), list(map(str, range(256))), {"rows": rows}, {})
+    ids = np.arange(768).reshape(256, 3)
+    content = RowBlock(tmp_path, 0, ids, list(map(str, range(256))), (), {"rows": rows}, {}).shard_content()
     path.write_bytes(content)
     start = content.index(rows.numpy().tobytes())
     mapped = np.memmap(path, np.uint8, "r")

@@ -244,7 +244,7 @@ def test_stages_of_other_members_run_beside_one_another():
     next(received)  # at the first batch they run one after another
     torch.cuda.synchronize()
     got = next(received)
-    slow, fast, _ = (bound.lane for bound in internals.shared(loader).device_setup.bound_stages)
+    slow, fast, _ = (by_epoch[0].lane for by_epoch in internals.shared(loader).device_setup.bound_stages)
     slow_done, fast_done = slow.record_event(), fast.record_event()
     fast_done.synchronize()
     assert not slow_done.query(), "the second stage waited for the first"

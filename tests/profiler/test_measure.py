@@ -31,8 +31,7 @@ from gpuaug.profiler.measure import (
     trace_device_work,
     waits_at,
 )
-from gpuaug.profiler.repeated_batch import RepeatedBatch
-from gpuaug.profiler.steady_state import EndlessBatches
+from gpuaug.profiler.steady_state import EndlessBatches, RepeatedBatch
 
 CPU = torch.device("cpu")
 

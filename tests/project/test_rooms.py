@@ -63,17 +63,17 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 87,
     "benchkit": 753,
-    "cache": 1_180,
+    "cache": 1_137,
     "cli": 297,
-    "core": 1_671,
+    "core": 1_674,
     "decode": 4_571,
     "feed": 2_457,
     "fusion": 14_479,
     "integrations": 49,
-    "loader": 1_310,
-    "profiler": 1_191,
-    "stages": 1_946,
-    "viewer": 851,
+    "loader": 1_296,
+    "profiler": 1_174,
+    "stages": 1_851,
+    "viewer": 849,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 

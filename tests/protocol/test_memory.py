@@ -126,7 +126,7 @@ def test_graphs_that_are_captured_ahead_read_weights_after_they_were_written(cud
     monkeypatch.setattr(feature, "torch", fake)
     loader = StreamedLoader(Source(cuda, 2), [FeatureStage(Weighted())], device="cuda:0")
     weight = cuda.new("weight", batch=-1)
-    loader._shared.device_setup.bound_stages[0].capture([(torch.empty(1),)])
+    loader._shared.device_setup.bound_stages[0][0].capture([(torch.empty(1),)])
     assert not cuda.history.violations, cuda.history.report()
     assert f"reads {weight.key}" in cuda.history.report()
 

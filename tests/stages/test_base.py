@@ -19,7 +19,7 @@ def streamed(batch, *stages):
 
 
 def names(*stages):
-    return [bound.name for bound in bind_all(as_stages(stages), Lanes(torch.device("cpu")))]
+    return [by_epoch[0].name for by_epoch in bind_all(as_stages(stages), Lanes(torch.device("cpu")))]
 
 
 def test_transform_module_is_not_moved_compiled_or_switched():

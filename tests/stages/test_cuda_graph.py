@@ -150,7 +150,7 @@ def test_number_of_shapes_that_are_remembered_is_bounded(found, monkeypatch):
     list(loader)
     assert found == [*["eager"] * 5, "captured", "replayed", "captured", "replayed", "eager"]
     branch = internals.branches(loader)[None]
-    assert len(branch._runner._needs) == 3
+    assert len(branch.runner._needs) == 3
 
 
 @pytest.mark.filterwarnings("ignore:Some shapes of stage 'feature' run without CUDA graphs")

@@ -16,12 +16,12 @@ def ring(loader):
 
 def branches(loader, index=0):
     """The encoders of a bound stage, by name."""
-    return loader._shared.device_setup.bound_stages[index]._branches
+    return loader._shared.device_setup.bound_stages[index][0]._branches
 
 
 def runner(loader, index=0, name=None):
     """The object that runs an encoder of a bound stage, eagerly or from its CUDA graphs."""
-    return branches(loader, index)[name]._runner
+    return branches(loader, index)[name].runner
 
 
 def program(augment, *settings):

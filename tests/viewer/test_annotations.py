@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.constants import DataKey
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.patches import Polygon, Rectangle
 from PIL import Image
 from support.profiler.viewer import above, of, rectangles
 from torchvision import tv_tensors
@@ -81,9 +80,7 @@ def test_rotated_boxes_of_four_corners():
     turned = torch.tensor([[[10.0, 2.0], [18.0, 10.0], [10.0, 18.0], [2.0, 10.0]]])
     figure = keyed(boxes=("bbox", torch.stack((upright, turned))))
     assert rectangles(figure.axes[0]) == [(4.0, 5.0, 6.0, 3.0)]
-    assert type(figure.axes[0].patches[0]) is Rectangle
     (patch,) = figure.axes[1].patches
-    assert type(patch) is Polygon
     assert patch.get_xy()[:4].tolist() == [[10.5, 2.0], [19.0, 10.5], [10.5, 19.0], [2.0, 10.5]]
 
 

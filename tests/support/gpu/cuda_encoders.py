@@ -20,4 +20,5 @@ def host_batches(count=8, size=32, last=None):
 
 
 def graphs_of(loader):
-    return [len(branch._runner) for bound in loader._shared.device_setup.bound_stages for branch in bound._branches.values()]
+    bound_stages = loader._shared.device_setup.bound_stages
+    return [len(branch.runner) for by_epoch in bound_stages for branch in by_epoch[0]._branches.values()]

@@ -71,8 +71,10 @@ def above(figure):
 
 
 def rectangles(axes):
-    """(x, y, width, height) of boxes."""
-    return [(*patch.get_xy(), patch.get_width(), patch.get_height()) for patch in axes.patches]
+    """(x, y, width, height) of upright boxes."""
+    corners = [patch.get_xy()[:4] for patch in axes.patches]
+    assert all((box == [box[0], (box[2, 0], box[0, 1]), box[2], (box[0, 0], box[2, 1])]).all() for box in corners)
+    return [(*box[0].tolist(), *(box[2] - box[0]).tolist()) for box in corners]
 
 
 def extents(figure):
