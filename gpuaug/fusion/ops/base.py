@@ -241,8 +241,17 @@ class Op(ABC):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why the op cannot be fused for images of ``size``, or ``None``."""
-        return None
+        """Reason why the op cannot be fused for images of ``size``, or ``None``.
+
+        By default, that samples that skip the op would have another size than the others. Not for an op that draws a size per
+        sample, after which images may differ in size, nor with ``choice_end``, which is the size of samples that skip the op.
+        """
+        if not self.is_random or self.draws_size or self.choice_end is not None:
+            return None
+        out = self.out(size)
+        if out == size and (not size.ragged or out.height is size.height):
+            return None
+        return f"with p={self.p * self.p_batch} the size of the output depends on the draw"
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
         """Return (accepted numbers of channels, op or setting) for an error message; ``None`` if ``channels`` is accepted."""

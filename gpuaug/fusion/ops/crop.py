@@ -15,7 +15,7 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -128,7 +128,7 @@ class Crop(CropOp):
         reason = self._unsupported_crop(self._canvas(size))
         if reason is not None:
             return f"{reason}, which Kornia resizes" if self.package == "Kornia" else reason
-        return unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
+        return unsupported_padding(self._padding(size), self.edge, size) or super().unsupported_size(size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the first column ``"x"`` and the first row ``"y"`` of the crop in the padded image, (B,) each."""
@@ -168,7 +168,7 @@ class CenterCrop(CropOp):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the crop is larger than the image, or samples that skip the op would have another size; else ``None``."""
-        return self._unsupported_crop(size) or unsupported_skip(self, size=size)
+        return self._unsupported_crop(size) or super().unsupported_size(size)
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop, rounded down."""
@@ -217,7 +217,7 @@ class PadTo(IndexOp):
             return "pads by reflection by a whole side or more"
         if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
-        return unsupported_skip(self, size=size)
+        return super().unsupported_size(size)
 
 
 def _fill_values(fill: Any) -> float | list[float]:

@@ -357,17 +357,6 @@ def only_moves_and_recolours(op: Op) -> bool:
     return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.plan_ops)
 
 
-def unsupported_skip(op: Op, *, size: Size) -> str | None:
-    """Reason if samples that skip the op would have another size than the other samples; else ``None``.
-
-    Always ``None`` for an op that draws a size per sample, because images may differ in size after it, and for an op with
-    ``Op.choice_end``, because samples that skip the op have its output size already.
-    """
-    if op.is_random and not op.draws_size and op.choice_end is None and (size.ragged or op.out(size) != size):
-        return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
-    return None
-
-
 def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> PerSample:
     """Scale of a resize from ``source`` to ``target`` pixels, in input pixels per output pixel, as in ``F.interpolate``."""
     if half_pixel_centers:

@@ -15,8 +15,8 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion import transforms
 from gpuaug.fusion.ops import crop
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, as_float64, unsupported_skip
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, as_float64
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -118,7 +118,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if samples that skip the op would have another size than the others, or ``None``."""
-        return unsupported_skip(self, size=size)
+        return Op.unsupported_size(self, size)
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop in the image; negative if the image is padded on the left or top."""
@@ -266,7 +266,7 @@ class Pad(_PaddingOp):
         Negative padding is not fused, nor is reflection of more pixels than the image has. Samples that skip the op must have
         the size of the others.
         """
-        return crop.unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
+        return crop.unsupported_padding(self._padding(size), self.edge, size) or super().unsupported_size(size)
 
     def out_applied(self, size: Size) -> Size:
         """Size of the padded image."""

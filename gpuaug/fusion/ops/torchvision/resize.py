@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import resize
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.geometry import ResampleOp, unsupported_skip
+from gpuaug.fusion.ops.geometry import ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -71,13 +71,6 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         self._height, self._width = transform.size
         self._set_bounds(transform.scale, transform.ratio, log_ratios(self.name, transform))
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
-
-        It is not fused if samples that skip the op would have another size than samples that do not.
-        """
-        return unsupported_skip(self, size=size)
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional call that repeats the op on one image: ``resized_crop`` with the drawn window and the output size."""
         names = {"top": "y", "left": "x", "height": "height", "width": "width"}
@@ -91,16 +84,6 @@ class WholeResize(_Resampling, resize.Resize):
     def _read(self, transform: Any) -> None:
         super()._read(transform)
         self.mask_half_pixel_centers = self.nearest
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
-
-        It is not fused if the output may have no pixels, or if samples that skip the op would have another size than samples
-        that do not.
-        """
-        if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
-            return "comes out without pixels"
-        return unsupported_skip(self, size=size)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional call that repeats the op on one image: ``resize`` to the output size."""

@@ -13,8 +13,7 @@ import numpy as np
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import warp
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import unsupported_skip
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     Call,
@@ -46,8 +45,8 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
         return None if mode in ("nearest", "bilinear") else f"interpolation={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Return ``None``, because all sizes are supported."""
-        return None
+        """Reason if samples that skip the op would have another size, because of ``expand``; else ``None``."""
+        return Op.unsupported_size(self, size)
 
     def _options(self) -> dict[str, Any]:
         """Keyword arguments of a functional call that are settings."""
@@ -80,10 +79,6 @@ class Rotation(_Warp):
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if samples that skip the op would have another size, because of ``expand``; else ``None``."""
-        return unsupported_skip(self, size=size) if self._expands else None
 
     def out_applied(self, size: Size) -> Size:
         """Size of the canvas. Only for a rotation by one angle, or without ``expand``."""
