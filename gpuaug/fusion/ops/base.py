@@ -89,6 +89,11 @@ class Size:
         return self.batch, *frames, self.channels, height, width
 
     @property
+    def sides(self) -> Array:
+        """(width, height) in pixels, float32: (2,), or (B, 2) if images differ in size."""
+        return np.stack(np.broadcast_arrays(self.width, self.height), -1).astype(np.float32)
+
+    @property
     def images(self) -> int:
         """Number of images, counting every frame of a clip."""
         return self.batch * self.images_per_sample
@@ -296,7 +301,7 @@ class Op(ABC):
         if self.p < 1:
             applies = (sampler.shared_by_samples() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:
-            applies = applies & (sampler.uniform_per_batch() < self.p_batch)
+            applies = applies & (sampler.shared_by_samples().uniform() < self.p_batch)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return applies
@@ -328,13 +333,15 @@ class Op(ABC):
         return select_samples(draws, slice(index, index + 1))
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample by name, without the apply mask and draws that are not per sample.
+        """Drawn numbers of one sample by name, without the apply mask, draws that are not per sample, and seeds.
+
+        Left out are ``"field"`` of noise, and ``"numbers"`` of a crop by boxes: they say nothing about pixels or windows.
 
         Several numbers of one name have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x``, ``_y``.
         """
         numbers: dict[str, float] = {}
         for name, values in draws.items():
-            if name == "apply_mask" or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
+            if name in ("apply_mask", "field", "numbers") or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
                 continue
             for index in np.ndindex(values.shape[1:]):
                 words = [name, *map(str, index)]

@@ -227,10 +227,6 @@ class BoxCropOp(IndexOp):
         """Sizes of the smallest crop, one pixel, and of the largest, the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
 
-    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Return no drawn numbers for display, because they do not determine the window without the boxes."""
-        return {}
-
     @abstractmethod
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the window of every image, and the boxes that stay valid in it.

@@ -95,10 +95,6 @@ class Sampler:
         numbers += low
         return numbers
 
-    def uniform_per_batch(self) -> NDArray[np.float32]:
-        """Draw one uniform number in [0, 1) per batch, repeated for its samples: (B,)."""
-        return self._repeated([generator.random(dtype=np.float32) for generator in self._generators])
-
     def _repeated(self, numbers: Sequence[Any]) -> NDArray[np.float32]:
         """Repeat the entry of ``numbers`` for each batch, of shape () or (K,), for its samples: (B,) or (K, B)."""
         return np.repeat(np.array(numbers, dtype=np.float32), self.samples_per_batch, axis=0).T

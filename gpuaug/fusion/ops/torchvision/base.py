@@ -80,11 +80,6 @@ class TorchvisionOp(Op):
     def _read(self, transform: Any) -> None:
         """Do nothing. The methods of this name that subclasses inherit from ops of Kornia's modules read modules of Kornia."""
 
-    @property
-    def keepdim(self) -> bool:
-        """True: torchvision's transforms return a single image (C, H, W) without a batch dimension."""
-        return True
-
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return f"torchvision computes it differently for {self.units}" if self.units in self.unfused_dtypes else None

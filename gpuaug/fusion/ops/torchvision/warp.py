@@ -174,7 +174,7 @@ class Perspective(_Warp, warp.Perspective):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"end_points"``, (B, 4, 2): positions (x, y) of the moved corners in pixels, clockwise from the top left."""
-        sides, scale = warp.sides_of(size), float(self.module.distortion_scale)  # type: ignore[arg-type]
+        sides, scale = size.sides, float(self.module.distortion_scale)  # type: ignore[arg-type]
         max_distance = np.floor(scale * (sides // 2).astype(np.float64))[..., None, :] + 1
         distance = np.floor(sampler.uniform(8).T.reshape(size.batch, 4, 2) * max_distance)
         last = np.broadcast_to((sides - 1)[..., None, :], distance.shape)
@@ -192,7 +192,7 @@ class Perspective(_Warp, warp.Perspective):
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``perspective`` with ``startpoints`` and ``endpoints`` in pixels."""
-        right, bottom = (int(side) - 1 for side in warp.sides_of(size.sample(sample)))
+        right, bottom = (int(side) - 1 for side in size.sample(sample).sides)
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
         ends = draws["end_points"][sample].astype(int).tolist()
         return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
