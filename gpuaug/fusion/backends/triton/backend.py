@@ -25,9 +25,7 @@ from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur_launches
 from gpuaug.fusion.backends.triton.filters.levels import levels_launches
-from gpuaug.fusion.backends.triton.filters.median import median_launch
-from gpuaug.fusion.backends.triton.filters.motion_blur import motion_blur_launch
-from gpuaug.fusion.backends.triton.filters.sharpness import sharpness_launch
+from gpuaug.fusion.backends.triton.filters.neighbours import median_launch, motion_blur_launch, sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import (
     FilterLaunch,
@@ -41,8 +39,8 @@ from gpuaug.fusion.backends.triton.launch import (
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix_launch
 from gpuaug.fusion.backends.triton.patches import write_patches as write_patches
-from gpuaug.fusion.backends.triton.tiles.images import write_tiles as write_tiles
-from gpuaug.fusion.backends.triton.tiles.objects import paste_objects as paste_objects
+from gpuaug.fusion.backends.triton.tiles import paste_objects as paste_objects
+from gpuaug.fusion.backends.triton.tiles import write_tiles as write_tiles
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.pixels import converted, unit_range
