@@ -116,6 +116,11 @@ class Size:
         """Size of the same batch with images of another height and width."""
         return Size(self.batch, self.channels, height, width, self.frames)
 
+    def rounded_down(self, height: Any, width: Any) -> "Size":
+        """Size of the same batch with another height and width, numbers or arrays (B,), rounded down to whole pixels."""
+        sides = (np.asarray(side).astype(np.int64) for side in (height, width))
+        return self.to(*(side if side.ndim else int(side) for side in sides))
+
     def sample(self, index: int) -> "Size":
         """Size of sample ``index``, as a batch of one."""
         return self._with_samples(1, lambda side: int(side[index]))

@@ -111,9 +111,7 @@ class Crop(CropOp):
             return fixed
         missing_columns, missing_rows = self._width - size.width, self._height - size.height
         missing = (missing_columns, missing_columns, missing_rows, missing_rows)
-        if size.ragged:
-            return [np.where(count > 0, np.maximum(count, pad), pad) for count, pad in zip(missing, fixed, strict=True)]
-        return [max(count, pad) if count > 0 else pad for count, pad in zip(missing, fixed, strict=True)]
+        return [np.where(count > 0, np.maximum(count, pad), pad)[()] for count, pad in zip(missing, fixed, strict=True)]
 
     def _canvas(self, size: Size) -> Size:
         """Size of the padded images."""
@@ -203,9 +201,8 @@ class PadTo(IndexOp):
         """Output size: the setting ``size``; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
-            maximum = np.maximum if size.ragged else max
-            height, width = maximum(height, size.height), maximum(width, size.width)
-        return size.to(height, width)
+            height, width = np.maximum(height, size.height), np.maximum(width, size.width)
+        return size.rounded_down(height, width)
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.

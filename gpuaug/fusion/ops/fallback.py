@@ -39,6 +39,10 @@ _UNMOVED_KEYS = (*LABELS.data_keys, *VALID.data_keys)
 """Data keys of labels and masks of valid boxes, which do not change if pixels move."""
 
 
+ImageTypes = dict[int, list[type[Tensor]]]
+"""Index of an input of images → class of each image or clip, such as ``tv_tensors.Image``."""
+
+
 class OutputDtypeChange(Exception):
     """Internal signal: a fallback module returned images of another dtype than the pipeline was lowered for.
 
@@ -138,9 +142,7 @@ class EagerOp(ABC):
         """Expected output size for input images of ``size``. The caller compares it with the actual outputs."""
 
     @abstractmethod
-    def run(
-        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
-    ) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: ImageTypes) -> list[Any]:
         """Run the module on copies of the inputs of a call.
 
         Args:
@@ -262,9 +264,7 @@ class EagerKornia(EagerOp):
             return self.lowered.out(size) if is_applied else size
         return _out_drawn(item, size)
 
-    def run(
-        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
-    ) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: ImageTypes) -> list[Any]:
         """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments: see ``EagerOp.run``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
@@ -423,9 +423,7 @@ class EagerTorchvision(EagerOp):
         """Output size of ``lowered``, or the input size without it."""
         return size if self.lowered is None else self.lowered.out(size)
 
-    def run(
-        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
-    ) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: ImageTypes) -> list[Any]:
         """Run the module on copies of the images whose apply mask is True. All other inputs are returned unchanged."""
         return [
             self._outputs(value, types[index], draws, device) if index in types else value for index, value in enumerate(values)

@@ -110,6 +110,16 @@ class GatherOp(Op):
 
     stores_coordinates = True
 
+    fill: Any = 0.0
+    """Fill value of the images, in units of the largest pixel value: a number, or one per channel.
+
+    Of constant padding; in a warp, outside the image if its ``edge`` is ``"fill"``.
+    """
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """Settings that may have one value per channel: the fill value."""
+        return {"fill": self.fill}
+
     @abstractmethod
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map input to output pixel coordinates, (1, 3, 3) or (B, 3, 3) float64; for boxes and keypoints.
@@ -138,12 +148,6 @@ class IndexOp(GatherOp):
     """Number of views that the op makes, each with other pixels of the image."""
     edge: Edge = ""
     """Padding mode; ``""`` without padding."""
-    fill: Any = 0.0
-    """Fill value of the images, in units of the largest pixel value: a number, or one per channel."""
-
-    def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings that may have one value per channel: the fill value."""
-        return {"fill": self.fill}
 
     @property
     def mask_fill(self) -> float:
@@ -251,16 +255,10 @@ class WarpOp(GatherOp):
     With ``"fill"``, a pixel is interpolated with 0 for the source pixels outside the image, then blended with ``fill`` by the
     weight of these source pixels.
     """
-    fill: Any = 0.0
-    """Fill value outside the image if ``edge`` is ``"fill"``: a number, or one per channel."""
     mask_fill: float = 0.0
     """Fill value of segmentation masks outside the image."""
     nearest: bool = False
     """True for nearest-neighbour interpolation, False for bilinear."""
-
-    def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings that may have one value per channel: the fill value."""
-        return {"fill": self.fill}
 
     @abstractmethod
     def inverse(self, draws: OpDraws, size: Size) -> Array:

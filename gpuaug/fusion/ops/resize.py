@@ -200,12 +200,7 @@ class Resize(_Resampling):
         ratio = np.maximum(size.width, 1) / np.maximum(size.height, 1)  # an error about empty images is raised later
         # True if ``target`` is the height, False if it is the width.
         sets_height = np.logical_xor(side == "short", ratio < 1.0) if side not in ("vert", "horz") else side == "vert"
-        if size.ragged:
-            height = (target / ratio).astype(np.int64)
-            return size.to(
-                np.where(sets_height, target, height), np.where(sets_height, (target * ratio).astype(np.int64), target)
-            )
-        return size.to(target, int(target * ratio)) if sets_height else size.to(int(target / ratio), target)
+        return size.rounded_down(np.where(sets_height, target, target / ratio), np.where(sets_height, target * ratio, target))
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Parameters of Kornia's resize: the result of ``corners`` for a window that is the whole image."""

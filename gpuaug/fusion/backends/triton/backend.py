@@ -404,38 +404,29 @@ def run_mask(
     # The number of masks is not part of the key, because it differs between batches.
     frames = 1 if is_ragged else max(batch // max(len(table), 1), 1)
     key = _mask_launch, masks.dtype, masks.stride(-1), is_ragged, frames
-    mask_launch = pass_.launch_cache.get(key)
-    if mask_launch is None:
-        mask_launch = pass_.launch_cache[key] = _mask_launch(pass_, masks, is_ragged=is_ragged, frames=frames)
-    tiles_across, tiles_down = _tile_counts(height, width, mask_launch.tile)
+    fills_and_launch = pass_.launch_cache.get(key)
+    if fills_and_launch is None:
+        fills_and_launch = pass_.launch_cache[key] = _mask_launch(pass_, masks, is_ragged=is_ragged, frames=frames)
+    fills, launch = fills_and_launch
+    tiles_across, tiles_down = _tile_counts(height, width, TILES[pass_.front.interpolation])
     strides = (0, 0, 0) if is_ragged else masks.stride()[:3]
     sizes = (height, width, tiles_across, table.stride(0))
     # Layouts and owners; without ``mask_layout`` the table stands in for both, which the kernel then does not read.
     tensors = (as_bits(masks), as_bits(result), table, *(mask_layout or (table, table)))
-    integers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
+    integers = (*fills, *sizes, *strides, *result.stride()[:3])
     with on_device(masks.device):
         for first_mask in range(0, batch, MOST_SAMPLES):
-            mask_launch.launch(
-                tensors, (tiles_across * tiles_down, min(batch - first_mask, MOST_SAMPLES), channels), (first_mask, *integers)
-            )
+            grid = tiles_across * tiles_down, min(batch - first_mask, MOST_SAMPLES), channels
+            launch(tensors, grid, (first_mask, *integers))
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _MaskLaunch:
-    """Launch of a gather of masks, and its arguments that are equal for all batches."""
+def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> tuple[tuple[int, int, int], Launch]:
+    """Return the fills of masks (``mask_fills``), and the launch of their gather.
 
-    fills: tuple[int, int, int]
-    """Result of ``mask_fills``: bits of the fills before the warp, outside the image in the warp, and after the warp."""
-    tile: tuple[int, int]
-    """(height, width) of a tile."""
-    launch: Launch
-
-
-def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> _MaskLaunch:
-    """Prepare the launch of a gather of masks. ``frames``: number of masks per row of the table, without ``is_ragged``."""
+    ``frames``: number of masks per row of the table, without ``is_ragged``.
+    """
     front = pass_.front
-    tile = TILES[front.interpolation]
     constants = {
         **_gather_constants(pass_),
         "HALF_PIXEL": front.mask_half_pixel_centers,
@@ -443,9 +434,9 @@ def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: i
         "RAGGED": is_ragged,
         "FRAMES": frames,
         "SOURCE_W": masks.stride(-1),
-        "TILE": tile,
+        "TILE": TILES[front.interpolation],
     }
-    return _MaskLaunch(mask_fills(front, masks.dtype), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
+    return mask_fills(front, masks.dtype), Launch(mask_kernel, (1, 1, 1), (), constants)
 
 
 def probe(device: torch.device, first_call: tuple[Any, ...] | None = None) -> None:

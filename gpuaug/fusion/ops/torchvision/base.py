@@ -115,12 +115,6 @@ class TorchvisionOp(Op):
         return fills[0] if len(fills) == 1 else fills
 
 
-def size_rounded_down(size: Size, height: Any, width: Any) -> Size:
-    """Return ``size`` with ``height`` and ``width``, numbers or arrays (B,), rounded down to whole pixels."""
-    sides = (np.asarray(side).astype(np.int64) for side in (height, width))
-    return size.to(*(side if side.ndim else int(side) for side in sides))
-
-
 def image_fill(transform: Any) -> float | list[float] | None:
     """Fill value of images: a number, or a list with one number per channel. ``None`` fills with 0."""
     fill = _fill_of(transform, tv_tensors.Image, torch.Tensor, "others")

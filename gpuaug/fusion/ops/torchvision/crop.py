@@ -18,15 +18,7 @@ from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, as_float64
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import (
-    UNIFORM_BOUNDS,
-    Call,
-    TorchvisionOp,
-    image_fill,
-    mask_fill,
-    pair,
-    size_rounded_down,
-)
+from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, image_fill, mask_fill, pair
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 """Padding mode of the op for each ``padding_mode`` of torchvision. Other modes are not lowered."""
@@ -420,4 +412,4 @@ def _margin(length: Any, crop_length: int) -> Any:
 
 def _scaled(size: Size, scale: Array) -> Size:
     """``size`` with both sides multiplied by ``scale`` in float32, and rounded down."""
-    return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+    return size.rounded_down(np.float32(size.height) * scale, np.float32(size.width) * scale)

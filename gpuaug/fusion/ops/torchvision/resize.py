@@ -13,14 +13,7 @@ from gpuaug.fusion.ops import resize
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import (
-    UNIFORM_BOUNDS,
-    Call,
-    TorchvisionOp,
-    interpolation_of,
-    log_ratios,
-    size_rounded_down,
-)
+from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, interpolation_of, log_ratios
 from gpuaug.fusion.pixels import ROUNDED
 
 
@@ -200,7 +193,7 @@ class RandomShortestSize(_RandomSizeResize):
         scale = number / np.maximum(np.minimum(size.height, size.width), 1)
         if self._max_size is not None:
             scale = np.minimum(scale, self._max_size / np.maximum(np.maximum(size.height, size.width), 1))
-        return size_rounded_down(size, size.height * scale, size.width * scale)
+        return size.rounded_down(size.height * scale, size.width * scale)
 
 
 class ScaleJitter(_RandomSizeResize):
@@ -222,7 +215,7 @@ class ScaleJitter(_RandomSizeResize):
         # As in torchvision: in float32, and with target_size[0] compared with the width.
         fit_scale = np.minimum(self._target[1] / np.maximum(size.height, 1), self._target[0] / np.maximum(size.width, 1))
         scale = np.float32(fit_scale) * number
-        return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+        return size.rounded_down(np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 
 def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> Size:
@@ -247,4 +240,4 @@ def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> 
 def _sides(size: Size, shorter: Any, longer: Any) -> Size:
     """Output size with these lengths of the shorter and the longer side. Portrait stays portrait, landscape stays landscape."""
     is_portrait = np.less_equal(size.width, size.height)
-    return size_rounded_down(size, np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))
+    return size.rounded_down(np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))

@@ -15,14 +15,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import (
-    Call,
-    TorchvisionOp,
-    image_fill,
-    interpolation_of,
-    mask_fill,
-    size_rounded_down,
-)
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, image_fill, interpolation_of, mask_fill
 from gpuaug.fusion.pixels import ROUNDED
 
 
@@ -99,7 +92,7 @@ class Rotation(_Warp):
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
         canvases = [_rotated_canvas(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*canvases, size_rounded_down(size, diagonal, diagonal))
+        return (*canvases, size.rounded_down(diagonal, diagonal))
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["angle"].astype(np.float64))
@@ -209,7 +202,7 @@ def _rotated_canvas(size: Size, angle: Any) -> Size:
     half_canvas_width = half_width * cosine + half_height * sine
     half_canvas_height = half_width * sine + half_height * cosine
     # ``_pixels`` returns whole numbers, which are only converted to integers.
-    return size_rounded_down(size, _pixels(half_canvas_height, half_height), _pixels(half_canvas_width, half_width))
+    return size.rounded_down(_pixels(half_canvas_height, half_height), _pixels(half_canvas_width, half_width))
 
 
 def _pixels(half_canvas: Any, half_side: Any) -> Any:
