@@ -34,16 +34,7 @@ from gpuaug.fusion.backends.readers import (
 from gpuaug.fusion.ops.base import FrontOp, RowOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.positional import Erasing
-from gpuaug.fusion.pixels import (
-    LARGEST,
-    UNCHANGED,
-    converted,
-    divided_by_largest,
-    fixed_point,
-    round_half_up,
-    to_bytes,
-    unit_range,
-)
+from gpuaug.fusion.pixels import LARGEST, converted, divided_by_largest, fixed_point, round_half_up, to_bytes, unit_range
 from gpuaug.fusion.program.gather import IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
 from gpuaug.fusion.program.plan import Canvas, Canvases, ChainsPass, GatherPass, Pass, Plan
@@ -189,7 +180,7 @@ def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: 
         applied = torch.cat([apply(*piece) for piece in zip(image_pieces, row_pieces, strict=True)])
     else:
         applied = apply(images, op_table)
-    applied = to_bytes(applied, op.to_bytes or UNCHANGED)
+    applied = to_bytes(applied, op.to_bytes)
     return torch.where(op_table[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
@@ -224,7 +215,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         fill = parameters.channels(columns.warp_fill, out.channels)
         # A sample that skips the warp has weight 1 everywhere, and must not change.
         values = torch.where(weight == 1, values, weight * (values - fill) + fill)
-    values = to_bytes(values, front.to_bytes or UNCHANGED)
+    values = to_bytes(values, front.to_bytes)
     if inside is not None:
         values = torch.where(inside[:, None], values, parameters.channels(fill_column, out.channels))
     return values

@@ -28,7 +28,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches, tiles
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, crops, mix, patches, tiles
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -40,7 +40,7 @@ KERNELS = {
     "gather_kernel": backend,
     "mask_kernel": backend,
     "contrast_kernel": backend,
-    "channels_kernel": channels,
+    "channels_kernel": mix,
     "mix_kernel": mix,
     "blur_columns_kernel": blur,
     "blur_strips_kernel": blur,

@@ -21,23 +21,14 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskLayout, as_bits, dtype_of, mask_fills, repeat_per_view
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
-from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur_launches
 from gpuaug.fusion.backends.triton.filters.levels import levels_launches
 from gpuaug.fusion.backends.triton.filters.neighbours import median_launch, motion_blur_launch, sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
-from gpuaug.fusion.backends.triton.launch import (
-    FilterLaunch,
-    Launch,
-    cached_launch,
-    compile_and_run,
-    compile_in_parallel,
-    is_current,
-    on_device,
-)
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, compile_and_run, compile_in_parallel, on_device
 from gpuaug.fusion.backends.triton.mask import mask_kernel
-from gpuaug.fusion.backends.triton.mix import mix_launch
+from gpuaug.fusion.backends.triton.mix import channels_launch, mix_launch
 from gpuaug.fusion.backends.triton.patches import write_patches as write_patches
 from gpuaug.fusion.backends.triton.tiles import paste_objects as paste_objects
 from gpuaug.fusion.backends.triton.tiles import write_tiles as write_tiles
@@ -79,7 +70,7 @@ ANTIALIASED_TILE = (8, 64)
 MOST_SAMPLES = 65535
 """Maximum number of images or frames of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
 
-OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | FilterLaunch]] = {
+OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Callable[[tuple[Tensor, Tensor, Tensor]], None]]] = {
     "blur": blur_launches,
     "channels": channels_launch,
     "levels": levels_launches,
@@ -135,17 +126,15 @@ def run(
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()  # the kernels compute in float32
-    if not is_current(images.device):
-        with on_device(images.device):
-            return run(plan, images, table, dtype, memory_format, canvases)
     key = types_written, dtype_of(images), dtype  # with the function, because the cache also holds launches
     dtypes = plan.passes[-1].launch_cache.get(key)
-    if dtypes is None:
-        dtypes = types_written(plan.passes, dtype_of(images), dtype)
-        with compile_in_parallel():  # compiles the kernels of all passes, and launches none
-            _run_passes(plan, images, table, dtypes, memory_format, canvases)
-        plan.passes[-1].launch_cache[key] = dtypes
-    return _run_passes(plan, images, table, dtypes, memory_format, canvases)
+    with on_device(images.device):
+        if dtypes is None:
+            dtypes = types_written(plan.passes, dtype_of(images), dtype)
+            with compile_in_parallel():  # compiles the kernels of all passes, and launches none
+                _run_passes(plan, images, table, dtypes, memory_format, canvases)
+            plan.passes[-1].launch_cache[key] = dtypes
+        return _run_passes(plan, images, table, dtypes, memory_format, canvases)
 
 
 def _run_passes(

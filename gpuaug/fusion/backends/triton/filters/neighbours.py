@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filters.frame import filter_launch
-from gpuaug.fusion.backends.triton.filters.tiles import BORDERS, border_index, load_lines, load_pixels
+from gpuaug.fusion.backends.triton.filters.frame import BORDERS, border_index, filter_launch, load_lines, load_pixels
 from gpuaug.fusion.backends.triton.launch import FilterLaunch
 from gpuaug.fusion.backends.triton.pixel_math import ROUNDED, clamp01, div_by_255, to_bytes
 from gpuaug.fusion.ops.filters import MedianBlur, MotionBlurOp, SharpnessOp
@@ -100,7 +99,7 @@ def sharpen(
 
     Border pixels of the image are not blurred. A row of the parameter table has two columns: apply mask (0 to skip the op), and
     factor. ``SETTINGS``: (whether the blur is rounded to multiples of 1/255,). See ``FILTER`` in ``filter_kernel``
-    (``frame.py``) for the other arguments, and ``tiles.py`` for tiles.
+    (``frame.py``) for the other arguments.
     """
     output_line = tl.arange(0, ALONG)[None, :]
     sum_3x3 = tl.zeros((ACROSS, ALONG), tl.float32)
