@@ -70,7 +70,7 @@ ANTIALIASED_TILE = (8, 64)
 MOST_SAMPLES = 65535
 """Maximum number of images or frames of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
 
-OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Callable[[tuple[Tensor, Tensor, Tensor]], None]]] = {
+OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Any]] = {
     "blur": blur_launches,
     "channels": channels_launch,
     "levels": levels_launches,
