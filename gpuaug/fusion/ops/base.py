@@ -62,15 +62,13 @@ class Size:
     frames: int = 0
     """Number of frames per clip; 0 for images."""
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
-    """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
+    """(heights, widths) of the images before the decoder downsampled them, (B,) each, for which crops are drawn; or ``None``.
 
-    ``None`` if the decoder did not downsample. Not compared by ``==``, and left out by the methods that create another size.
+    Not compared by ``==``, and left out by the methods that create another size.
     """
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
-            return False
-        if self.frames != other.frames:
+        if not isinstance(other, Size) or self.shape[:-2] != other.shape[:-2]:
             return False
         return bool(np.all(self.height == other.height) and np.all(self.width == other.width))
 
@@ -159,19 +157,13 @@ class Op(ABC):
     """True if ``draw`` cannot draw for several batches in one call."""
 
     stores_coordinates: ClassVar[bool] = False
-    """True if the row of the op holds pixel coordinates.
-
-    Images with sides above 2**24 pixels are then rejected, because float32 does not represent all larger integers.
-    """
+    """True if rows hold pixel coordinates. Sides above 2**24 pixels are then rejected: float32 does not hold all integers."""
 
     description: ClassVar[str]
     """Template of ``describe``, filled with attributes of the op. Not set by classes that override ``describe``."""
 
     draws_size: bool = False
-    """True if the output size is drawn per sample.
-
-    Also True for an op that changes the size in a container that runs the op for some samples only.
-    """
+    """True if the output size is drawn per sample, or a container runs an op that changes the size for some samples only."""
 
     choice_end: tuple[int, int] | None = None
     """(height, width) of all samples after this op, if a container picks it at random, as its last op that changes sizes.
@@ -190,6 +182,12 @@ class Op(ABC):
 
     channel_counts: ClassVar[tuple[int, ...]] = ()
     """Numbers of channels that the op's library accepts; empty if it accepts any number."""
+
+    launches: int = 1
+    """Number of kernel launches of a pass that runs the op."""
+
+    settings_of_draw: tuple[Any, ...] = ()
+    """Values of settings that ``draw`` reads at every call. If one changes, draws that were computed ahead are discarded."""
 
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
@@ -229,33 +227,17 @@ class Op(ABC):
         return not (self.p == 1.0 and self.p_batch == 1.0) or bool(self.gates)
 
     @property
-    def launches(self) -> int:
-        """Number of kernel launches of a pass that runs the op."""
-        return 1
-
-    @property
     def keepdim(self) -> bool:
         """True if a single image (C, H, W) is returned without a batch dimension."""
         return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
-
-    @property
-    def settings_of_draw(self) -> tuple[Any, ...]:
-        """Values of the settings that ``draw`` reads from the module at every call.
-
-        The draws of a batch may be computed before the batch arrives. If a value has changed by then, draws are computed again.
-        """
-        return ()
 
     def unsupported(self) -> str | None:
         """Reason why a module with these settings is not lowered, so that its library runs it; ``None`` if it is lowered."""
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why the op cannot be fused for images of ``size``, or ``None``.
-
-        By default, that samples that skip the op would have another size than the others. Not for an op that draws a size per
-        sample, after which images may differ in size, nor with ``choice_end``, which is the size of samples that skip the op.
-        """
+        """Reason why the op cannot be fused for images of ``size``, such as samples that may keep another size; or ``None``."""
+        # After an op with ``draws_size`` samples may differ in size; with ``choice_end`` they have its output size already.
         if not self.is_random or self.draws_size or self.choice_end is not None:
             return None
         out = self.out(size)
@@ -338,9 +320,7 @@ class Op(ABC):
         return select_samples(draws, slice(index, index + 1))
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample by name, without the apply mask, draws that are not per sample, and seeds.
-
-        Left out are ``"field"`` of noise, and ``"numbers"`` of a crop by boxes: they say nothing about pixels or windows.
+        """Drawn numbers of one sample by name, without the apply mask, draws that are not per sample, and seeds of noise.
 
         Several numbers of one name have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x``, ``_y``.
         """
@@ -465,6 +445,9 @@ class PointOp(RowOp):
     rgb_only: ClassVar[bool] = False
     """True if an output channel depends on all channels, so that a kernel must load three channels at once."""
 
+    needs_mean: bool = False
+    """True if the op uses the mean grey value of its input image."""
+
     keeps_unit_range: bool = False
     """True if values in [0, 1] are guaranteed to stay in [0, 1].
 
@@ -481,12 +464,7 @@ class PointOp(RowOp):
         return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
 
     @property
-    def needs_mean(self) -> bool:
-        """True if the op uses the mean grey value of its input image."""
-        return False
-
-    @property
-    def launches(self) -> int:
+    def launches(self) -> int:  # type: ignore[override]
         """Number of kernel launches of a pass that runs the op: 2 if the op needs the mean, else 1."""
         return 1 + self.needs_mean
 

@@ -103,11 +103,6 @@ class EagerOp(ABC):
         """
         return key in ("input", "class", "tv_tensors")
 
-    @property
-    def mixes_samples(self) -> bool:
-        """True if the module, or a module in it, mixes images of several samples, so that labels must be mixed, too."""
-        return any(isinstance(part, K.MixAugmentationBaseV2) and not isinstance(part, K.RandomJigsaw) for part in self._parts)
-
     def check_keys(self, keys: Sequence[str], listed_keys: Sequence[str]) -> None:
         """Raise an error for inputs that the library would not transform together with the images.
 
@@ -120,7 +115,8 @@ class EagerOp(ABC):
                 samples, and there are labels or a mask of valid boxes.
         """
         unmixed_keys = [key for key in keys if key in _UNMOVED_KEYS]
-        if unmixed_keys and self.mixes_samples:
+        mixes = any(isinstance(part, K.MixAugmentationBaseV2) and not isinstance(part, K.RandomJigsaw) for part in self._parts)
+        if unmixed_keys and mixes:
             raise ArgumentError(
                 f"{self.name} must be fused, so that {unmixed_keys[0]} can be mixed with the images, got a module that "
                 f"{self.package} runs: {self.reason}. Put a RandomMixUpV2, or a RandomCutMixV2 with num_mix=1, into the list "

@@ -155,10 +155,15 @@ class Erasing(PointOp):
 
     def erased_pixels(self, images: Tensor, rows: Tensor) -> Tensor:
         """Mask of the pixels in the rectangle, (B, 1, H, W) bool, for images (B, C, H, W)."""
-        x = torch.arange(images.shape[3], device=images.device)
-        y = torch.arange(images.shape[2], device=images.device)[:, None]
         left, right, top, bottom = (column(rows, index) for index in range(1, 5))
-        return (x >= left) & (x < right) & (y >= top) & (y < bottom)
+        return rectangle_mask(images, left, top, right, bottom)
+
+
+def rectangle_mask(images: Tensor, left: Tensor, top: Tensor, right: Tensor, bottom: Tensor) -> Tensor:
+    """Mask of the pixels in a rectangle, (B, 1, H, W) bool, for images (B, C, H, W) and sides (B, 1, 1, 1) in pixels."""
+    x = torch.arange(images.shape[3], device=images.device)
+    y = torch.arange(images.shape[2], device=images.device)[:, None]
+    return (x >= left) & (x < right) & (y >= top) & (y < bottom)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

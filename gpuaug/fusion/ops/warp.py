@@ -175,9 +175,7 @@ class Translate(MatrixWarp):
         return {name: self._draw_parameter(name, sampler, 0.0) * np.float32(side) for name, side in sides}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
-        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[:, 0, 2], matrix[:, 1, 2] = draws["translate_x"], draws["translate_y"]
-        return matrix
+        return about_centre((1, 0, 0, 1), size, shift=(draws["translate_x"], draws["translate_y"]))
 
 
 class Perspective(MatrixWarp):

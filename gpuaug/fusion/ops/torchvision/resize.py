@@ -109,11 +109,6 @@ class Resize(WholeResize):
         input_shorter, input_longer = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
         return _sides(size, max_size * input_shorter / np.maximum(input_longer, 1), np.full_like(input_longer, max_size))
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Functional call that repeats the op on one image: ``resize`` with the settings of the transform."""
-        transform: Any = self.module
-        return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
-
 
 class _RandomSizeResize(WholeResize):
     """Base class of resizes to a random size per image, after which the images of a batch differ in size.

@@ -167,7 +167,8 @@ class Perspective(_Warp, warp.Perspective):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"end_points"``, (B, 4, 2): positions (x, y) of the moved corners in pixels, clockwise from the top left."""
-        sides, scale = size.sides, float(self.module.distortion_scale)  # type: ignore[arg-type]
+        sides = size.sides
+        scale = float(self.module.distortion_scale)  # type: ignore[arg-type]
         max_distance = np.floor(scale * (sides // 2).astype(np.float64))[..., None, :] + 1
         distance = np.floor(sampler.uniform(8).T.reshape(size.batch, 4, 2) * max_distance)
         last = np.broadcast_to((sides - 1)[..., None, :], distance.shape)
