@@ -89,19 +89,16 @@ class Crop(CropOp):
     def _read(self, module: Any) -> None:
         super()._read(module)
         self.fill = _fill_values(self.settings["fill"])
+        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
+        self.edge = self.settings["padding_mode"] if pads else ""
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         if self.settings["cropping_mode"] != "slice":
             return f"cropping_mode={self.settings['cropping_mode']!r}"
-        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
-        return _unsupported_mode("padding_mode", self.settings["padding_mode"], "fill", self.settings["fill"] if pads else 0)
-
-    @property
-    def edge(self) -> Edge:  # type: ignore[override]
-        """Padding mode; ``""`` without padding."""
-        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
-        return self.settings["padding_mode"] if pads else ""
+        return _unsupported_mode(
+            "padding_mode", self.settings["padding_mode"], "fill", self.settings["fill"] if self.edge else 0
+        )
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, top, bottom): integers, or arrays (B,) if images differ in size."""

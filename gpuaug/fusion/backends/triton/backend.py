@@ -290,7 +290,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     out_strides = out.stride()[:3]
     if not pass_.needs_mean:
         integers = (*image_sizes, tiles_across, row_stride, tiles, 0, *strides[:3], *out_strides)
-        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), integers, constants, warps=warps)
+        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), integers, constants, num_warps=warps)
         return _GatherLaunches(None, (0, 0), False, pixels_launch)
     blocks = tiles * planes
     constants["SUM_COUNT"] = next_power_of_2(blocks)
@@ -312,9 +312,9 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
     sum_constants |= {"CONTRAST_COLUMN": op_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
     integers = (*image_sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
-    grey_sums_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, warps=warps)
+    grey_sums_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, num_warps=warps)
     if not saves_pixels:
-        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, warps=warps)
+        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, num_warps=warps)
         return _GatherLaunches(grey_sums_launch, (batch, blocks), saves_pixels, pixels_launch)
     pixel_count = height * width
     contrast_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "SUM_COUNT")}

@@ -242,4 +242,4 @@ def _launch(
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)
     # Products and sums are not fused: a product that is not rounded before the sum could give another window than on the host.
-    return Launch(crops_kernel, grid, (samples, images, columns.width), constants, warps=1, fp_fusion=False)
+    return Launch(crops_kernel, grid, (samples, images, columns.width), constants, num_warps=1, enable_fp_fusion=False)

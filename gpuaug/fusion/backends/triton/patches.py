@@ -186,6 +186,6 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         tile_count = int((-(-arrangement.regions[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
         constants = images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats, *TILE
-        launch = launch_for(patches_kernel, (dtype,), constants, warps=1)
+        launch = launch_for(patches_kernel, (dtype,), constants, num_warps=1)
         launch((images.data, regions, resampling.levels_on(images.device, dtype), out), (tile_count, len(regions), 1), strides)
     return [out, *others]

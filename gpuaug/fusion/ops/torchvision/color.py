@@ -74,6 +74,7 @@ class PhotometricDistort(ColorJitter):
 
     lowers = (v2.RandomPhotometricDistort,)
     column_count = 12
+    is_random = True  # type: ignore[assignment]  # a sample may draw no adjustment
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -85,11 +86,6 @@ class PhotometricDistort(ColorJitter):
     def flags(self) -> int:  # type: ignore[override]
         """Flags of a color jitter, and ``PERMUTES``."""
         return super().flags | color_jitter.PERMUTES
-
-    @property
-    def is_random(self) -> bool:
-        """True, because a sample may draw no adjustment."""
-        return True
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters. The apply mask is False for samples that drew neither an adjustment nor a permutation."""
@@ -141,10 +137,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     channel_counts = (1, 3)
     byte_rule = TRUNCATED
     lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
-
-    @property
-    def _weights(self) -> None:
-        """``None``, because torchvision has no setting for the weights."""
+    _weights = None  # torchvision has no setting for the weights
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``num_output_channels`` channels."""

@@ -289,7 +289,7 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, ou
         (blocks, batch, channels),
         (height, width, tiles_across, param_table.stride(0), *source.stride()[:3]),
         {**source_constants(pass_, source), **tile_constants, "BORDER": border, "TAPS": size_y},
-        warps=tile_constants["TILES"],
+        num_warps=tile_constants["TILES"],
     )
     in_16_bits = gives_unit_range(pass_.front, source.dtype) and may_store_16_bits(pass_, source.dtype, out.dtype)
     first = FirstLaunch(columns_launch, (batch, channels, width, height), UINT16_UNIT if in_16_bits else torch.float32)
@@ -307,4 +307,5 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, o
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), integers, constants, warps=2, registers=160)
+    grid = triton.cdiv(height, STRIP), batch, planes
+    return Launch(blur_strips_kernel, grid, integers, constants, num_warps=2, maxnreg=160)

@@ -389,4 +389,4 @@ def filter_launch(
     intermediate_c = 0 if first is None else math.prod(first.shape[2:])
     integers = (height, width, tiles_across, param_table.stride(0), *source.stride()[:3], *out.stride()[:3], intermediate_c)
     constants = {**common, **tiling, "ALONG_X": along_x, "FILTER": filter_function, "SETTINGS": settings}
-    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tiling["TILES"]))
+    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, num_warps=tiling["TILES"]))

@@ -293,7 +293,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor
     constants = {**common, **settings, "BLOCK": TILE_BLOCK if grid_h else BLOCK}
     # Products and sums of CLAHE are not fused: the product must be rounded to float32 before the addition of 2²³.
     tables_launch = Launch(
-        table_kernel, (splits, batch, channels), integers, constants, warps=4 if grid_h else 8, fp_fusion=not grid_h
+        table_kernel, (splits, batch, channels), integers, constants, num_warps=4 if grid_h else 8, enable_fp_fusion=not grid_h
     )
     epsilon = contrast_op.epsilon if isinstance(contrast_op, AutoContrast) else 0.0
     table_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
