@@ -243,7 +243,8 @@ class Op(ABC):
         out = self.out(size)
         if out == size and (not size.ragged or out.height is size.height):
             return None
-        return f"with p={self.p * self.p_batch} the size of the output depends on the draw"
+        changed = "number of channels" if out.channels != size.channels else "size"
+        return f"with p={self.p * self.p_batch} the {changed} of the output depends on the draw"
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
         """Return (accepted numbers of channels, op or setting) for an error message; ``None`` if ``channels`` is accepted."""

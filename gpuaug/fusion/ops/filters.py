@@ -485,7 +485,7 @@ def line_weights(reach: int, angle: Array, direction: Array, *, nearest: bool) -
 
 def tile_side(length: int, count: int) -> int:
     """Side of a tile in pixels, for ``count`` tiles over ``length`` pixels. The last tiles may extend beyond the image."""
-    return -(-length // count)
+    return (length + count - 1) // count
 
 
 def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

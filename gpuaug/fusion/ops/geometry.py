@@ -9,7 +9,7 @@ are explained in ``base.py``.
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -83,21 +83,6 @@ class IndexMap:
     def after(self, first: "IndexMap") -> "IndexMap":
         """Return the composition that applies ``first`` to the image, then this map."""
         return IndexMap(self.x.after(first.x), self.y.after(first.y))
-
-
-class Resampling(NamedTuple):
-    """Resize of a window, along both axes. The window has ``count`` input pixels, from input index ``start`` on.
-
-    Output index ``u`` is mapped to input position ``start + (u + c) * scale - c``, where ``c`` is 0 for ``align_corners=True``,
-    else 0.5. Interpolation reads the border pixels of the window in place of pixels outside it.
-    """
-
-    scale_x: PerSample
-    start_x: PerSample
-    count_x: PerSample
-    scale_y: PerSample
-    start_y: PerSample
-    count_y: PerSample
 
 
 class GatherOp(Op):
@@ -293,13 +278,18 @@ class ResampleOp(GatherOp):
     def resized_window(self, draws: OpDraws, size: Size) -> tuple[PerSample, ...]:
         """(left, width, top, height) of the window of the input image that is resized, in pixels."""
 
-    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """Map from output pixels to input positions."""
+    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> tuple[PerSample, ...]:
+        """Map from output pixels to input positions in a window: (scale, start, count) along x, then along y.
+
+        The window has ``count`` input pixels, from input index ``start`` on. Output index ``u`` is mapped to input position
+        ``start + (u + c) * scale - c``, where ``c`` is 0 for ``align_corners=True``, else 0.5. Interpolation reads the border
+        pixels of the window in place of pixels outside it.
+        """
         left, width, top, height = self.resized_window(draws, size)
         out = self.out_drawn(draws, size)
         scale_x = scale_of(width, out.width, half_pixel_centers)
         scale_y = scale_of(height, out.height, half_pixel_centers)
-        return Resampling(scale_x, left, width, scale_y, top, height)
+        return scale_x, left, width, scale_y, top, height
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""

@@ -1,6 +1,6 @@
 """Kornia's modules that resize whole images or random crops.
 
-Each module is *lowered* to an op, or run by Kornia. An op describes its movement as a ``Resampling``, from output to input
+Each module is *lowered* to an op, or run by Kornia. An op describes its movement by ``resampling``, from output to input
 pixels. A *window* is the crop, in pixels of the input image. A *sample* is an image or a clip. Samples outside the *apply mask*
 skip the op. Class attributes without a comment are explained in ``base.py``.
 """

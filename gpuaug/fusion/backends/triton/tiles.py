@@ -20,7 +20,7 @@ from torch import Tensor
 from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.backends.tiles import ABOVE, BELOW, Pixels
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
-from gpuaug.fusion.backends.triton.taps import half_to_even
+from gpuaug.fusion.backends.triton.pixel_math import nearest_integer
 
 BLOCK = (8, 64)
 """(height, width) of a block in pixels."""
@@ -141,7 +141,7 @@ def tiles_kernel(
                 weight = tl.load(weights_or_cover + tile)
                 value = weight * tl.load(canvas_pixel, mask=in_region, other=0).to(tl.float32) + (1.0 - weight) * value
             if ROUNDS:
-                value = half_to_even(value)
+                value = nearest_integer(value).to(tl.int32)
         tl.store(canvas_pixel, value.to(out.dtype.element_ty), mask=in_region)
         canvas_pixel += plane_stride
 

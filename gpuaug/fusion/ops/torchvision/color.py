@@ -144,11 +144,6 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels
         return replace(size, channels=channels)
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels, and some samples may skip it; else ``None``."""
-        channels = self.out(size).channels
-        return None if channels == size.channels or not self.is_random else f"makes {channels} channels of {size.channels}"
-
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
         out[:, 1:] = (channel.TORCHVISION_RED, *channel.GREY[1:]) if size.channels == 3 else 1

@@ -87,10 +87,6 @@ class RGB(Identity):
         """Require one channel, or at least three."""
         return ("1 or at least 3", self.name) if channels == 2 else None
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels of some images; else ``None``."""
-        return f"makes 3 channels of {size.channels}" if self.is_random and size.channels < 3 else None
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``grayscale_to_rgb`` for images of one channel, else no calls."""
         return [("grayscale_to_rgb", {})] if size.channels < 3 else []
