@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_671,
     "decode": 4_571,
     "feed": 2_457,
-    "fusion": 14_424,
+    "fusion": 14_427,
     "integrations": 49,
     "loader": 1_310,
     "profiler": 1_191,

@@ -55,7 +55,10 @@ def mask_kernel(
         x, inside_x = map_index(x, row + MAP_AFTER[1], 0, MAP_AFTER[0])
         y, inside_y = map_index(y, row + MAP_AFTER[1], 1, MAP_AFTER[0])
     # The window without an interpolation: all pixels that an output pixel may copy.
-    start_x, count_x, start_y, count_y = 0, 2**30, 0, 2**30
+    start_x = 0
+    start_y = 0
+    count_x = 2**30
+    count_y = 2**30
     if INTERPOLATION > 0:
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, True
