@@ -69,11 +69,11 @@ TRUNCATED_256: ByteRule = (255.999, -0.5 + 2.0**-15)
 """Conversion of floats to bytes by ``torchvision.transforms.v2.functional.to_dtype``: value · 255.999, rounded down."""
 
 
-def to_bytes(value: Tensor, rule: ByteRule) -> Tensor:
-    """Round values in [0, 1] to multiples of 1/255: bytes, as floats."""
-    scale, offset = rule
-    if not scale:
+def to_bytes(value: Tensor, rule: ByteRule | None) -> Tensor:
+    """Round values in [0, 1] to multiples of 1/255: bytes, as floats. ``None`` and ``UNCHANGED`` return ``value``."""
+    if rule is None or rule == UNCHANGED:
         return value
+    scale, offset = rule
     return divided_by_largest(value.mul(scale).add_(offset).round_(), torch.uint8)
 
 

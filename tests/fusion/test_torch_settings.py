@@ -201,6 +201,6 @@ def test_padding_of_masks_in_triton_is_the_same(dtype):
 
     def fills():
         plan = internals.program(gpuaug.fuse(pipeline)).segments.at(0, Size(1, 3, 32, 48), masks=True).plan
-        return _mask_launch(plan.passes[0], padded, is_ragged=False).fills
+        return _mask_launch(plan.passes[0], padded, is_ragged=False)[0]
 
     check_unchanged(fills)

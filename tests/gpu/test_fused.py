@@ -201,11 +201,10 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fusion.backends.triton import contrast, gather, mix
+    from gpuaug.fusion.backends.triton import contrast, gather, mix, tiles
     from gpuaug.fusion.backends.triton.filters import blur, frame, levels
-    from gpuaug.fusion.backends.triton.tiles import images, objects
 
-    for module in (blur, frame, gather, levels, mix, contrast, images, objects):
+    for module in (blur, frame, gather, levels, mix, contrast, tiles):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()

@@ -1,4 +1,4 @@
-"""Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles``.
+"""Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles.py``.
 
 A *tile* places one resized image on a *canvas*, an image that consists of tiles. The *region* of the tile is the rectangle of
 the canvas that the image is written to. Tiles are an array (T, 12) on the host, with one row per tile:

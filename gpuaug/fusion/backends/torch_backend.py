@@ -34,16 +34,7 @@ from gpuaug.fusion.backends.readers import (
 from gpuaug.fusion.ops.base import FrontOp, RowOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.positional import Erasing
-from gpuaug.fusion.pixels import (
-    LARGEST,
-    UNCHANGED,
-    converted,
-    divided_by_largest,
-    fixed_point,
-    round_half_up,
-    to_bytes,
-    unit_range,
-)
+from gpuaug.fusion.pixels import LARGEST, converted, divided_by_largest, fixed_point, round_half_up, to_bytes, unit_range
 from gpuaug.fusion.program.gather import IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
 from gpuaug.fusion.program.plan import Canvas, Canvases, ChainsPass, GatherPass, Pass, Plan
@@ -78,18 +69,15 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     if dtype in LARGEST and dtype != torch.uint8:  # torch supports few functions of uint16
         images = replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
     converts_to_bytes = bytes_between(plan.passes, dtype)
-    # ``canvases[:1]``: the canvas of the first pass, if there is one.
+    # ``canvases[:1]``: the canvas of the first pass, if there is one. The last pass has none.
     result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
         # ``source``: images that the pass reads. Entry ``index - 1`` is for the images that the pass before has written.
         source = converted(result, torch.uint8) if converts_to_bytes[index - 1] else result
-        if pass_.out.ragged:
-            result = run_pass(pass_, source, table, canvases[index])
-            continue
         images_to_run = _images_to_run(pass_, table)
         if images_to_run is None:
-            result = run_pass(pass_, source, table)
+            result = run_pass(pass_, source, table, *canvases[index : index + 1])
         elif len(images_to_run):
             result = result.index_copy(0, images_to_run, run_pass(pass_, source[images_to_run], table[images_to_run]))
     return result
@@ -189,7 +177,7 @@ def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: 
         applied = torch.cat([apply(*piece) for piece in zip(image_pieces, row_pieces, strict=True)])
     else:
         applied = apply(images, op_table)
-    applied = to_bytes(applied, op.to_bytes or UNCHANGED)
+    applied = to_bytes(applied, op.to_bytes)
     return torch.where(op_table[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
@@ -224,7 +212,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         fill = parameters.channels(columns.warp_fill, out.channels)
         # A sample that skips the warp has weight 1 everywhere, and must not change.
         values = torch.where(weight == 1, values, weight * (values - fill) + fill)
-    values = to_bytes(values, front.to_bytes or UNCHANGED)
+    values = to_bytes(values, front.to_bytes)
     if inside is not None:
         values = torch.where(inside[:, None], values, parameters.channels(fill_column, out.channels))
     return values
@@ -266,10 +254,7 @@ def gather_mask(
         values = taps.read(x, y)
     else:
         values = taps.interpolate(columns.mask_warp, x, y, nearest=True, half_pixel_centers=front.mask_half_pixel_centers)
-    if inside is not None:
-        fill = torch.full((), after_fill, dtype=values.dtype, device=values.device)
-        values = torch.where(inside[:, None], values, fill)
-    return values.view(dtype)
+    return (values if inside is None else values.masked_fill(~inside[:, None], after_fill)).view(dtype)
 
 
 def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None) -> Tensor:

@@ -62,15 +62,13 @@ class Size:
     frames: int = 0
     """Number of frames per clip; 0 for images."""
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
-    """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
+    """(heights, widths) of the images before the decoder downsampled them, (B,) each, for which crops are drawn; or ``None``.
 
-    ``None`` if the decoder did not downsample. Not compared by ``==``, and left out by the methods that create another size.
+    Not compared by ``==``, and left out by the methods that create another size.
     """
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
-            return False
-        if self.frames != other.frames:
+        if not isinstance(other, Size) or self.shape[:-2] != other.shape[:-2]:
             return False
         return bool(np.all(self.height == other.height) and np.all(self.width == other.width))
 
@@ -87,6 +85,11 @@ class Size:
         height, width = (None if isinstance(side, np.ndarray) else int(side) for side in (self.height, self.width))
         frames = (self.frames,) if self.frames else ()
         return self.batch, *frames, self.channels, height, width
+
+    @property
+    def sides(self) -> Array:
+        """(width, height) in pixels, float32: (2,), or (B, 2) if images differ in size."""
+        return np.stack(np.broadcast_arrays(self.width, self.height), -1).astype(np.float32)
 
     @property
     def images(self) -> int:
@@ -110,6 +113,11 @@ class Size:
     def to(self, height: Any, width: Any) -> "Size":
         """Size of the same batch with images of another height and width."""
         return Size(self.batch, self.channels, height, width, self.frames)
+
+    def rounded_down(self, height: Any, width: Any) -> "Size":
+        """Size of the same batch with another height and width, numbers or arrays (B,), rounded down to whole pixels."""
+        sides = (np.asarray(side).astype(np.int64) for side in (height, width))
+        return self.to(*(side if side.ndim else int(side) for side in sides))
 
     def sample(self, index: int) -> "Size":
         """Size of sample ``index``, as a batch of one."""
@@ -149,19 +157,13 @@ class Op(ABC):
     """True if ``draw`` cannot draw for several batches in one call."""
 
     stores_coordinates: ClassVar[bool] = False
-    """True if the row of the op holds pixel coordinates.
-
-    Images with sides above 2**24 pixels are then rejected, because float32 does not represent all larger integers.
-    """
+    """True if rows hold pixel coordinates. Sides above 2**24 pixels are then rejected: float32 does not hold all integers."""
 
     description: ClassVar[str]
     """Template of ``describe``, filled with attributes of the op. Not set by classes that override ``describe``."""
 
     draws_size: bool = False
-    """True if the output size is drawn per sample.
-
-    Also True for an op that changes the size in a container that runs the op for some samples only.
-    """
+    """True if the output size is drawn per sample, or a container runs an op that changes the size for some samples only."""
 
     choice_end: tuple[int, int] | None = None
     """(height, width) of all samples after this op, if a container picks it at random, as its last op that changes sizes.
@@ -180,6 +182,12 @@ class Op(ABC):
 
     channel_counts: ClassVar[tuple[int, ...]] = ()
     """Numbers of channels that the op's library accepts; empty if it accepts any number."""
+
+    launches: int = 1
+    """Number of kernel launches of a pass that runs the op."""
+
+    settings_of_draw: tuple[Any, ...] = ()
+    """Values of settings that ``draw`` reads at every call. If one changes, draws that were computed ahead are discarded."""
 
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
@@ -219,30 +227,24 @@ class Op(ABC):
         return not (self.p == 1.0 and self.p_batch == 1.0) or bool(self.gates)
 
     @property
-    def launches(self) -> int:
-        """Number of kernel launches of a pass that runs the op."""
-        return 1
-
-    @property
     def keepdim(self) -> bool:
         """True if a single image (C, H, W) is returned without a batch dimension."""
         return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
-
-    @property
-    def settings_of_draw(self) -> tuple[Any, ...]:
-        """Values of the settings that ``draw`` reads from the module at every call.
-
-        The draws of a batch may be computed before the batch arrives. If a value has changed by then, draws are computed again.
-        """
-        return ()
 
     def unsupported(self) -> str | None:
         """Reason why a module with these settings is not lowered, so that its library runs it; ``None`` if it is lowered."""
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why the op cannot be fused for images of ``size``, or ``None``."""
-        return None
+        """Reason why the op cannot be fused for images of ``size``, such as samples that may keep another size; or ``None``."""
+        # After an op with ``draws_size`` samples may differ in size; with ``choice_end`` they have its output size already.
+        if not self.is_random or self.draws_size or self.choice_end is not None:
+            return None
+        out = self.out(size)
+        if out == size and (not size.ragged or out.height is size.height):
+            return None
+        changed = "number of channels" if out.channels != size.channels else "size"
+        return f"with p={self.p * self.p_batch} the {changed} of the output depends on the draw"
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
         """Return (accepted numbers of channels, op or setting) for an error message; ``None`` if ``channels`` is accepted."""
@@ -287,7 +289,7 @@ class Op(ABC):
         if self.p < 1:
             applies = (sampler.shared_by_samples() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:
-            applies = applies & (sampler.uniform_per_batch() < self.p_batch)
+            applies = applies & (sampler.shared_by_samples().uniform() < self.p_batch)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return applies
@@ -319,13 +321,13 @@ class Op(ABC):
         return select_samples(draws, slice(index, index + 1))
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample by name, without the apply mask and draws that are not per sample.
+        """Drawn numbers of one sample by name, without the apply mask, draws that are not per sample, and seeds of noise.
 
         Several numbers of one name have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x``, ``_y``.
         """
         numbers: dict[str, float] = {}
         for name, values in draws.items():
-            if name == "apply_mask" or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
+            if name in ("apply_mask", "field", "numbers") or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
                 continue
             for index in np.ndindex(values.shape[1:]):
                 words = [name, *map(str, index)]
@@ -441,6 +443,9 @@ class PointOp(RowOp):
     rgb_only: ClassVar[bool] = False
     """True if an output channel depends on all channels, so that a kernel must load three channels at once."""
 
+    needs_mean: bool = False
+    """True if the op uses the mean grey value of its input image."""
+
     keeps_unit_range: bool = False
     """True if values in [0, 1] are guaranteed to stay in [0, 1].
 
@@ -457,12 +462,7 @@ class PointOp(RowOp):
         return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
 
     @property
-    def needs_mean(self) -> bool:
-        """True if the op uses the mean grey value of its input image."""
-        return False
-
-    @property
-    def launches(self) -> int:
+    def launches(self) -> int:  # type: ignore[override]
         """Number of kernel launches of a pass that runs the op: 2 if the op needs the mean, else 1."""
         return 1 + self.needs_mean
 

@@ -85,7 +85,7 @@ class Grayscale(ChannelOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if there is one weight for several channels, for which Kornia raises an error; else ``None``."""
         is_single = size.channels > 1 and self._weights is not None and self._weights.numel() == 1
-        return "rgb_weights holds one value" if is_single else None
+        return "rgb_weights holds one value" if is_single else super().unsupported_size(size)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""

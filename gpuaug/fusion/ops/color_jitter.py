@@ -173,7 +173,7 @@ class ColorJitter(_Jitter):
     """Weight of red in grey values."""
 
     @property
-    def needs_mean(self) -> bool:
+    def needs_mean(self) -> bool:  # type: ignore[override]
         """True if contrast is active."""
         return self._active[1]
 

@@ -15,7 +15,7 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -89,19 +89,16 @@ class Crop(CropOp):
     def _read(self, module: Any) -> None:
         super()._read(module)
         self.fill = _fill_values(self.settings["fill"])
+        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
+        self.edge = self.settings["padding_mode"] if pads else ""
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         if self.settings["cropping_mode"] != "slice":
             return f"cropping_mode={self.settings['cropping_mode']!r}"
-        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
-        return _unsupported_mode("padding_mode", self.settings["padding_mode"], "fill", self.settings["fill"] if pads else 0)
-
-    @property
-    def edge(self) -> Edge:  # type: ignore[override]
-        """Padding mode; ``""`` without padding."""
-        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
-        return self.settings["padding_mode"] if pads else ""
+        return _unsupported_mode(
+            "padding_mode", self.settings["padding_mode"], "fill", self.settings["fill"] if self.edge else 0
+        )
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, top, bottom): integers, or arrays (B,) if images differ in size."""
@@ -111,9 +108,7 @@ class Crop(CropOp):
             return fixed
         missing_columns, missing_rows = self._width - size.width, self._height - size.height
         missing = (missing_columns, missing_columns, missing_rows, missing_rows)
-        if size.ragged:
-            return [np.where(count > 0, np.maximum(count, pad), pad) for count, pad in zip(missing, fixed, strict=True)]
-        return [max(count, pad) if count > 0 else pad for count, pad in zip(missing, fixed, strict=True)]
+        return [np.where(count > 0, np.maximum(count, pad), pad)[()] for count, pad in zip(missing, fixed, strict=True)]
 
     def _canvas(self, size: Size) -> Size:
         """Size of the padded images."""
@@ -128,7 +123,7 @@ class Crop(CropOp):
         reason = self._unsupported_crop(self._canvas(size))
         if reason is not None:
             return f"{reason}, which Kornia resizes" if self.package == "Kornia" else reason
-        return unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
+        return unsupported_padding(self._padding(size), self.edge, size) or super().unsupported_size(size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the first column ``"x"`` and the first row ``"y"`` of the crop in the padded image, (B,) each."""
@@ -168,7 +163,7 @@ class CenterCrop(CropOp):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the crop is larger than the image, or samples that skip the op would have another size; else ``None``."""
-        return self._unsupported_crop(size) or unsupported_skip(self, size=size)
+        return self._unsupported_crop(size) or super().unsupported_size(size)
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop, rounded down."""
@@ -203,9 +198,8 @@ class PadTo(IndexOp):
         """Output size: the setting ``size``; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
-            maximum = np.maximum if size.ragged else max
-            height, width = maximum(height, size.height), maximum(width, size.width)
-        return size.to(height, width)
+            height, width = np.maximum(height, size.height), np.maximum(width, size.width)
+        return size.rounded_down(height, width)
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
@@ -217,7 +211,7 @@ class PadTo(IndexOp):
             return "pads by reflection by a whole side or more"
         if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
-        return unsupported_skip(self, size=size)
+        return super().unsupported_size(size)
 
 
 def _fill_values(fill: Any) -> float | list[float]:

@@ -39,6 +39,10 @@ _UNMOVED_KEYS = (*LABELS.data_keys, *VALID.data_keys)
 """Data keys of labels and masks of valid boxes, which do not change if pixels move."""
 
 
+ImageTypes = dict[int, list[type[Tensor]]]
+"""Index of an input of images → class of each image or clip, such as ``tv_tensors.Image``."""
+
+
 class OutputDtypeChange(Exception):
     """Internal signal: a fallback module returned images of another dtype than the pipeline was lowered for.
 
@@ -99,11 +103,6 @@ class EagerOp(ABC):
         """
         return key in ("input", "class", "tv_tensors")
 
-    @property
-    def mixes_samples(self) -> bool:
-        """True if the module, or a module in it, mixes images of several samples, so that labels must be mixed, too."""
-        return any(isinstance(part, K.MixAugmentationBaseV2) and not isinstance(part, K.RandomJigsaw) for part in self._parts)
-
     def check_keys(self, keys: Sequence[str], listed_keys: Sequence[str]) -> None:
         """Raise an error for inputs that the library would not transform together with the images.
 
@@ -116,7 +115,8 @@ class EagerOp(ABC):
                 samples, and there are labels or a mask of valid boxes.
         """
         unmixed_keys = [key for key in keys if key in _UNMOVED_KEYS]
-        if unmixed_keys and self.mixes_samples:
+        mixes = any(isinstance(part, K.MixAugmentationBaseV2) and not isinstance(part, K.RandomJigsaw) for part in self._parts)
+        if unmixed_keys and mixes:
             raise ArgumentError(
                 f"{self.name} must be fused, so that {unmixed_keys[0]} can be mixed with the images, got a module that "
                 f"{self.package} runs: {self.reason}. Put a RandomMixUpV2, or a RandomCutMixV2 with num_mix=1, into the list "
@@ -138,9 +138,7 @@ class EagerOp(ABC):
         """Expected output size for input images of ``size``. The caller compares it with the actual outputs."""
 
     @abstractmethod
-    def run(
-        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
-    ) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: ImageTypes) -> list[Any]:
         """Run the module on copies of the inputs of a call.
 
         Args:
@@ -262,9 +260,7 @@ class EagerKornia(EagerOp):
             return self.lowered.out(size) if is_applied else size
         return _out_drawn(item, size)
 
-    def run(
-        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
-    ) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: ImageTypes) -> list[Any]:
         """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments: see ``EagerOp.run``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
@@ -423,9 +419,7 @@ class EagerTorchvision(EagerOp):
         """Output size of ``lowered``, or the input size without it."""
         return size if self.lowered is None else self.lowered.out(size)
 
-    def run(
-        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
-    ) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: ImageTypes) -> list[Any]:
         """Run the module on copies of the images whose apply mask is True. All other inputs are returned unchanged."""
         return [
             self._outputs(value, types[index], draws, device) if index in types else value for index, value in enumerate(values)

@@ -92,7 +92,7 @@ class BlurOp(NeighbourhoodOp):
         return "sigma may be 0" if any(lower <= 0 for lower, _ in self.bounds.values()) else None
 
     @property
-    def launches(self) -> int:
+    def launches(self) -> int:  # type: ignore[override]
         """Number of kernel launches: 2, one per axis, if a side of the blur kernel exceeds ``ONE_LAUNCH_SIDE``, else 1."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH_SIDE else 2
 
@@ -260,7 +260,7 @@ class LevelsOp(FrontOp):
     """
 
     kernel = "levels"
-    launches = 2  # type: ignore[assignment]
+    launches = 2
 
     entries: int = LEVELS
     """Number of entries in one table."""
@@ -440,7 +440,7 @@ class JPEG(FrontOp):
     names = ("jpeg_quality",)
     channel_counts = (3,)
     description = "JPEG of quality {bounds[jpeg_quality][0]:g} to {bounds[jpeg_quality][1]:g}"
-    launches = 330  # type: ignore[assignment]
+    launches = 330
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Return images, clamped to [0, 1], after compression and decompression."""
@@ -485,7 +485,7 @@ def line_weights(reach: int, angle: Array, direction: Array, *, nearest: bool) -
 
 def tile_side(length: int, count: int) -> int:
     """Side of a tile in pixels, for ``count`` tiles over ``length`` pixels. The last tiles may extend beyond the image."""
-    return -(-length // count)
+    return (length + count - 1) // count
 
 
 def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

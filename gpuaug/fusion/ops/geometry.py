@@ -9,7 +9,7 @@ are explained in ``base.py``.
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -85,21 +85,6 @@ class IndexMap:
         return IndexMap(self.x.after(first.x), self.y.after(first.y))
 
 
-class Resampling(NamedTuple):
-    """Resize of a window, along both axes. The window has ``count`` input pixels, from input index ``start`` on.
-
-    Output index ``u`` is mapped to input position ``start + (u + c) * scale - c``, where ``c`` is 0 for ``align_corners=True``,
-    else 0.5. Interpolation reads the border pixels of the window in place of pixels outside it.
-    """
-
-    scale_x: PerSample
-    start_x: PerSample
-    count_x: PerSample
-    scale_y: PerSample
-    start_y: PerSample
-    count_y: PerSample
-
-
 class GatherOp(Op):
     """Base class of geometric ops, which move pixels and change values by interpolation only.
 
@@ -109,6 +94,16 @@ class GatherOp(Op):
     takes_any_range = True
 
     stores_coordinates = True
+
+    fill: Any = 0.0
+    """Fill value of the images, in units of the largest pixel value: a number, or one per channel.
+
+    Of constant padding; in a warp, outside the image if its ``edge`` is ``"fill"``.
+    """
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """Settings that may have one value per channel: the fill value."""
+        return {"fill": self.fill}
 
     @abstractmethod
     def matrix(self, draws: OpDraws, size: Size) -> Array:
@@ -138,12 +133,6 @@ class IndexOp(GatherOp):
     """Number of views that the op makes, each with other pixels of the image."""
     edge: Edge = ""
     """Padding mode; ``""`` without padding."""
-    fill: Any = 0.0
-    """Fill value of the images, in units of the largest pixel value: a number, or one per channel."""
-
-    def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings that may have one value per channel: the fill value."""
-        return {"fill": self.fill}
 
     @property
     def mask_fill(self) -> float:
@@ -227,10 +216,6 @@ class BoxCropOp(IndexOp):
         """Sizes of the smallest crop, one pixel, and of the largest, the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
 
-    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Return no drawn numbers for display, because they do not determine the window without the boxes."""
-        return {}
-
     @abstractmethod
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the window of every image, and the boxes that stay valid in it.
@@ -255,16 +240,10 @@ class WarpOp(GatherOp):
     With ``"fill"``, a pixel is interpolated with 0 for the source pixels outside the image, then blended with ``fill`` by the
     weight of these source pixels.
     """
-    fill: Any = 0.0
-    """Fill value outside the image if ``edge`` is ``"fill"``: a number, or one per channel."""
     mask_fill: float = 0.0
     """Fill value of segmentation masks outside the image."""
     nearest: bool = False
     """True for nearest-neighbour interpolation, False for bilinear."""
-
-    def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings that may have one value per channel: the fill value."""
-        return {"fill": self.fill}
 
     @abstractmethod
     def inverse(self, draws: OpDraws, size: Size) -> Array:
@@ -299,13 +278,18 @@ class ResampleOp(GatherOp):
     def resized_window(self, draws: OpDraws, size: Size) -> tuple[PerSample, ...]:
         """(left, width, top, height) of the window of the input image that is resized, in pixels."""
 
-    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """Map from output pixels to input positions."""
+    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> tuple[PerSample, ...]:
+        """Map from output pixels to input positions in a window: (scale, start, count) along x, then along y.
+
+        The window has ``count`` input pixels, from input index ``start`` on. Output index ``u`` is mapped to input position
+        ``start + (u + c) * scale - c``, where ``c`` is 0 for ``align_corners=True``, else 0.5. Interpolation reads the border
+        pixels of the window in place of pixels outside it.
+        """
         left, width, top, height = self.resized_window(draws, size)
         out = self.out_drawn(draws, size)
         scale_x = scale_of(width, out.width, half_pixel_centers)
         scale_y = scale_of(height, out.height, half_pixel_centers)
-        return Resampling(scale_x, left, width, scale_y, top, height)
+        return scale_x, left, width, scale_y, top, height
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
@@ -355,17 +339,6 @@ def moves_pixels(op: Any) -> bool:
 def only_moves_and_recolours(op: Op) -> bool:
     """Return whether all ops that run for ``op`` move pixels, or change values independently of the pixel coordinates."""
     return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.plan_ops)
-
-
-def unsupported_skip(op: Op, *, size: Size) -> str | None:
-    """Reason if samples that skip the op would have another size than the other samples; else ``None``.
-
-    Always ``None`` for an op that draws a size per sample, because images may differ in size after it, and for an op with
-    ``Op.choice_end``, because samples that skip the op have its output size already.
-    """
-    if op.is_random and not op.draws_size and op.choice_end is None and (size.ragged or op.out(size) != size):
-        return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
-    return None
 
 
 def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> PerSample:

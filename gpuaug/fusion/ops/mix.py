@@ -25,6 +25,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import generator_of
+from gpuaug.fusion.ops.positional import rectangle_mask
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
 _PARTNER, LABEL_WEIGHT, PIXEL_WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _COLUMN_COUNT = range(1, 9)
@@ -81,10 +82,8 @@ class MixOp(FrontOp):
         partner, weight = partner_values(images, rows), column(rows, PIXEL_WEIGHT)
         # With weight 0 the sample must be unchanged bit for bit, but 0 times an infinite value of the partner is NaN.
         mean = torch.where(weight != 0, images * (1 - weight) + partner * weight, images)
-        x = torch.arange(images.shape[3], device=images.device)
-        y = torch.arange(images.shape[2], device=images.device)[:, None]
-        left, top, right, bottom = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
-        return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), partner, mean)
+        sides = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
+        return torch.where(rectangle_mask(images, *sides), partner, mean)
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
         """Replace the index of the partner clip by the index of its frame at the same time, in the batch of all frames."""
@@ -216,7 +215,7 @@ class Mosaic(MixOp):
     lowers = (K.RandomMosaic,)
     supported_keys = ("input",)  # Kornia adds a box without area for every box that the window does not show
     kernel = "torch"
-    launches = 25  # type: ignore[assignment]
+    launches = 25
     is_random = False  # type: ignore[assignment]  # ``apply`` gives the right output for samples that skip the op, too
     keeps_unit_range = True
     stores_coordinates = True
@@ -303,7 +302,7 @@ class Jigsaw(FrontOp):
     takes_any_range = True
     supported_keys = ("input", "class")
     kernel = "torch"
-    launches = 8  # type: ignore[assignment]
+    launches = 8
     description = "jigsaw of {grid[0]}x{grid[1]} tiles"
 
     def _read(self, module: Any) -> None:

@@ -155,10 +155,15 @@ class Erasing(PointOp):
 
     def erased_pixels(self, images: Tensor, rows: Tensor) -> Tensor:
         """Mask of the pixels in the rectangle, (B, 1, H, W) bool, for images (B, C, H, W)."""
-        x = torch.arange(images.shape[3], device=images.device)
-        y = torch.arange(images.shape[2], device=images.device)[:, None]
         left, right, top, bottom = (column(rows, index) for index in range(1, 5))
-        return (x >= left) & (x < right) & (y >= top) & (y < bottom)
+        return rectangle_mask(images, left, top, right, bottom)
+
+
+def rectangle_mask(images: Tensor, left: Tensor, top: Tensor, right: Tensor, bottom: Tensor) -> Tensor:
+    """Mask of the pixels in a rectangle, (B, 1, H, W) bool, for images (B, C, H, W) and sides (B, 1, 1, 1) in pixels."""
+    x = torch.arange(images.shape[3], device=images.device)
+    y = torch.arange(images.shape[2], device=images.device)[:, None]
+    return (x >= left) & (x < right) & (y >= top) & (y < bottom)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -293,10 +298,6 @@ class _NoiseOp(PointOp):
         """``flags``, and the number of frames per clip, from which the kernel computes the noise field of each frame."""
         return self.flags | frames
 
-    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample, without the index of its noise field, which says nothing about the noise."""
-        return super().numbers({name: values for name, values in draws.items() if name != "field"}, sample)
-
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write ``names``, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
         super().write(draws, size, out)
@@ -418,11 +419,6 @@ class _Illumination(PointOp):
         return gaussian * scale + x * slope_x + y * slope_y + offset
 
 
-def _sides(size: Size) -> Array:
-    """(width, height) in pixels, (2,) float32, or (B, 2) if images differ in size."""
-    return np.stack(np.broadcast_arrays(size.width, size.height), -1).astype(np.float32)
-
-
 class LinearIllumination(_Illumination):
     """``RandomLinearIllumination``: adds light that grows from one side of the image to the opposite side."""
 
@@ -434,7 +430,7 @@ class LinearIllumination(_Illumination):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write slopes and offset. The Gaussian has scale 0."""
-        sides = _sides(size)
+        sides = size.sides
         ramps = np.array(self.ramps)[draws["directions"].astype(np.int64)]
         light = np.copysign(draws["gain"], draws["sign"])[:, None] * self._shares(sides)
         out[:, 1:3] = light * ramps / np.maximum(sides - 1, 1)
@@ -442,7 +438,7 @@ class LinearIllumination(_Illumination):
         out[:, 4:] = 0
 
     def _shares(self, sides: Array) -> Any:
-        """Shares of the gain by which light changes along x and y, or one number for both. ``sides``: result of ``_sides``."""
+        """Shares of the gain by which light changes along x and y, or one number for both. ``sides``: ``Size.sides``."""
         return 1
 
 
@@ -475,7 +471,7 @@ class GaussianIllumination(_Illumination):
 
         As in Kornia, the Gaussian is divided by its sum, and then mapped to [0, gain] by its smallest and largest value.
         """
-        sides = _sides(size)
+        sides = size.sides
         centre = np.stack((draws["center_x"], draws["center_y"]), 1) * sides - np.float32(0.5)
         sigma = np.stack((draws["sigma_x"], draws["sigma_y"]), 1) * sides
         nearest = np.rint(centre).clip(0, sides - 1)

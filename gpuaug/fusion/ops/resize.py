@@ -1,6 +1,6 @@
 """Kornia's modules that resize whole images or random crops.
 
-Each module is *lowered* to an op, or run by Kornia. An op describes its movement as a ``Resampling``, from output to input
+Each module is *lowered* to an op, or run by Kornia. An op describes its movement by ``resampling``, from output to input
 pixels. A *window* is the crop, in pixels of the input image. A *sample* is an image or a clip. Samples outside the *apply mask*
 skip the op. Class attributes without a comment are explained in ``base.py``.
 """
@@ -15,13 +15,7 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners
-from gpuaug.fusion.ops.geometry import (
-    PerSample,
-    ResampleOp,
-    as_float64,
-    stack_windows,
-    unsupported_skip,
-)
+from gpuaug.fusion.ops.geometry import PerSample, ResampleOp, as_float64, stack_windows
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
@@ -29,7 +23,20 @@ CROP_CANDIDATES = 10
 """Number of candidate windows per sample of a resized crop. The first window that fits into the image is used."""
 
 
-class ResizedCrop(ResampleOp):
+class _Resampling(ResampleOp):
+    """Base class of both ops."""
+
+    def _read(self, module: Any) -> None:
+        self.nearest = self.settings["resample"] == Resample.NEAREST
+        self.half_pixel_centers = not self.settings["align_corners"]
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
+        is_cubic = self.settings.get("resample") == Resample.BICUBIC and not self.filter
+        return "resample='bicubic'" if is_cubic else super().unsupported_size(size)
+
+
+class ResizedCrop(_Resampling):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.RandomResizedCrop,)
@@ -38,9 +45,8 @@ class ResizedCrop(ResampleOp):
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
     def _read(self, module: Any) -> None:
+        super()._read(module)
         self._height, self._width = (int(side) for side in self.settings["size"])
-        self.nearest = self.settings["resample"] == Resample.NEAREST
-        self.half_pixel_centers = not self.settings["align_corners"]
         generator = generator_of(module)
         ratios = [float(bound) for bound in generator.ratio]
         self._set_bounds(generator.scale, ratios, [*map(math.log, ratios)])
@@ -59,10 +65,6 @@ class ResizedCrop(ResampleOp):
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         return None if self.settings["cropping_mode"] == "slice" else f"cropping_mode={self.settings['cropping_mode']!r}"
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
-        return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
     def max_downscaling(self, size: Size) -> float:
         """Side of the largest crop divided by the output side, for the axis on which the quotient is larger."""
@@ -166,15 +168,11 @@ class ResizedCrop(ResampleOp):
         return stack_windows(size, top, left, height, width)
 
 
-class Resize(ResampleOp):
+class Resize(_Resampling):
     """``Resize`` without antialiasing."""
 
     lowers = (K.Resize,)
     description = "resize to {settings[size]}"
-
-    def _read(self, module: Any) -> None:
-        self.nearest = self.settings["resample"] == Resample.NEAREST
-        self.half_pixel_centers = not self.settings["align_corners"]
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
@@ -183,12 +181,11 @@ class Resize(ResampleOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be resized in a fused pass, or ``None``.
 
-        Kornia raises an error for an empty output. A sample that skips the op must have the output size.
+        The libraries raise an error for an empty output. A sample that skips the op must have the output size.
         """
-        out = self.out(size)
-        if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
+        if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
-        return _unsupported_cubic(self) or unsupported_skip(self, size=size)
+        return super().unsupported_size(size)
 
     def max_downscaling(self, size: Size) -> float:
         """Input side divided by output side, for the axis and the output size with the largest quotient."""
@@ -203,12 +200,7 @@ class Resize(ResampleOp):
         ratio = np.maximum(size.width, 1) / np.maximum(size.height, 1)  # an error about empty images is raised later
         # True if ``target`` is the height, False if it is the width.
         sets_height = np.logical_xor(side == "short", ratio < 1.0) if side not in ("vert", "horz") else side == "vert"
-        if size.ragged:
-            height = (target / ratio).astype(np.int64)
-            return size.to(
-                np.where(sets_height, target, height), np.where(sets_height, (target * ratio).astype(np.int64), target)
-            )
-        return size.to(target, int(target * ratio)) if sets_height else size.to(int(target / ratio), target)
+        return size.rounded_down(np.where(sets_height, target, target / ratio), np.where(sets_height, target * ratio, target))
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Parameters of Kornia's resize: the result of ``corners`` for a window that is the whole image."""
@@ -239,8 +231,3 @@ def _at_least_two_pixels(start: PerSample, count: PerSample, length: Any) -> tup
     """
     is_single = (count == 1) & np.greater(length, 1)
     return np.where(is_single, np.maximum(start - 1, 0), start), np.where(is_single, 2, count)
-
-
-def _unsupported_cubic(op: ResampleOp) -> str | None:
-    """Reason if ``op`` is bicubic without antialiasing, which is not lowered; else ``None``."""
-    return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None

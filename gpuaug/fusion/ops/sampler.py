@@ -55,8 +55,6 @@ class Sampler:
 
     def _columns(self, count: int) -> NDArray[np.float32]:
         """Draw the next uniform numbers in [0, 1) of all generators, (count, B)."""
-        if self.batches == 1:
-            return self._generators[0].random((count, self.samples_per_batch), dtype=np.float32)
         numbers = np.empty((self.batches, count, self.samples_per_batch), dtype=np.float32)
         for generator, numbers_of_batch in zip(self._generators, numbers, strict=True):
             generator.random(out=numbers_of_batch, dtype=np.float32)
@@ -94,10 +92,6 @@ class Sampler:
         numbers = self.uniform(len(low)) * (high - low)
         numbers += low
         return numbers
-
-    def uniform_per_batch(self) -> NDArray[np.float32]:
-        """Draw one uniform number in [0, 1) per batch, repeated for its samples: (B,)."""
-        return self._repeated([generator.random(dtype=np.float32) for generator in self._generators])
 
     def _repeated(self, numbers: Sequence[Any]) -> NDArray[np.float32]:
         """Repeat the entry of ``numbers`` for each batch, of shape () or (K,), for its samples: (B,) or (K, B)."""

@@ -52,25 +52,18 @@ class MatrixWarp(WarpOp):
         """Forward matrices, (B, 3, 3) float64, of all samples of ``draws``, whatever their apply mask."""
         raise NotImplementedError
 
-    def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        """Forward matrices of the samples in the apply mask.
-
-        Returns:
-            (indices of the samples, or ``None`` for all samples; matrices, (n, 3, 3) float64).
-        """
-        if not self.is_random:  # no sample may skip the op
-            return None, self._forward_matrices(draws, size)
-        samples = np.flatnonzero(draws["apply_mask"])
-        return samples, self._forward_matrices(select_samples(draws, samples), size.select(samples))
-
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Forward matrices; the identity for samples that skip the op."""
-        return _among_identities(*self._masked_matrices(draws, size), size.batch)
+        if not self.is_random:  # no sample may skip the op
+            return self._forward_matrices(draws, size)
+        samples = np.flatnonzero(draws["apply_mask"])
+        matrices = identities(size.batch)
+        matrices[samples] = self._forward_matrices(select_samples(draws, samples), size.select(samples))
+        return matrices
 
     def inverse(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map output to input pixels; the exact identity for samples that skip the op, which must not change."""
-        samples, matrices = self._masked_matrices(draws, size)
-        return _among_identities(samples, inverse_matrices(matrices), size.batch)
+        return inverse_matrices(self.matrix(draws, size))
 
 
 class Rotation(MatrixWarp):
@@ -182,9 +175,7 @@ class Translate(MatrixWarp):
         return {name: self._draw_parameter(name, sampler, 0.0) * np.float32(side) for name, side in sides}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
-        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[:, 0, 2], matrix[:, 1, 2] = draws["translate_x"], draws["translate_y"]
-        return matrix
+        return about_centre((1, 0, 0, 1), size, shift=(draws["translate_x"], draws["translate_y"]))
 
 
 class Perspective(MatrixWarp):
@@ -202,12 +193,12 @@ class Perspective(MatrixWarp):
 
     def _corners(self, size: Size) -> Array:
         """Centres of the corner pixels, clockwise from the top left: (4, 2), or (B, 4, 2) if images differ in size."""
-        corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (sides_of(size) - 1)[..., None, :]
+        corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (size.sides - 1)[..., None, :]
         return corners
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the output positions of the four corners in pixels, (B, 4, 2)."""
-        reach = self._distortion * sides_of(size)[..., None, :] / 2  # largest offset of a corner along x and y
+        reach = self._distortion * size.sides[..., None, :] / 2  # largest offset of a corner along x and y
         numbers = sampler.uniform(8).T.reshape(size.batch, 4, 2)
         if self._moves_inwards:
             offsets = reach * numbers * np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]], dtype=np.float32)
@@ -223,13 +214,8 @@ class Perspective(MatrixWarp):
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         matrix = _from_unit_square(draws["end_points"].astype(np.float64))
         # From pixels to the unit square: divides x and y, the first two columns, by the distance of the corner pixels.
-        matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
+        matrix[:, :, :2] /= (size.sides - 1)[..., None, :]
         return matrix
-
-
-def sides_of(size: Size) -> Array:
-    """(width, height) of the images, float32: (2,), or (B, 2) if images differ in size."""
-    return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
 
 
 def about_centre(
@@ -248,7 +234,7 @@ def about_centre(
     """
     a, b, c, d = linear
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
-    matrix = _identities(size.batch)
+    matrix = identities(size.batch)
     matrix[:, 0, 0] = a
     matrix[:, 0, 1] = b
     matrix[:, 0, 2] = x - a * x - b * y + shift[0]
@@ -258,23 +244,11 @@ def about_centre(
     return matrix
 
 
-def _identities(count: int) -> Array:
+def identities(count: int) -> Array:
     """Identity matrices, (count, 3, 3). In memory the first axis is the innermost, which makes NumPy's loops faster."""
     matrix = np.zeros((3, 3, count))
     matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = 1
     return matrix.transpose(2, 0, 1)
-
-
-def _among_identities(samples: Array | None, matrices: Array, count: int) -> Array:
-    """Matrices of all samples, (count, 3, 3): ``matrices`` at the indices ``samples``, the identity at all others.
-
-    ``samples``: ``None`` if ``matrices`` are the matrices of all samples.
-    """
-    if samples is None:
-        return matrices
-    all_matrices = _identities(count)
-    all_matrices[samples] = matrices
-    return all_matrices
 
 
 def _from_unit_square(quad: Array) -> Array:

@@ -51,7 +51,7 @@ class KorniaPolicy(Policy):
         """Largest number of uniform numbers per sample that any op draws."""
 
     @property
-    def settings_of_draw(self) -> tuple[Any, ...]:
+    def settings_of_draw(self) -> tuple[Any, ...]:  # type: ignore[override]
         """Magnitude setting of RandAugment; of other policies, the user's magnitude per operation, ``None`` if it is drawn."""
         if isinstance(self.module, auto.RandAugment):
             return (self.module.m,)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import LARGEST_CODE, Array, OpDraws, PointOp, Size, select_samples
 from gpuaug.fusion.ops.geometry import WarpOp
-from gpuaug.fusion.ops.warp import MatrixWarp
+from gpuaug.fusion.ops.warp import MatrixWarp, identities
 from gpuaug.fusion.pixels import UNCHANGED
 
 
@@ -105,10 +105,10 @@ class AnyAffine(MatrixWarp):
         """True if an ``AnyAffine`` can run ``op``: if it is an affine warp."""
         return isinstance(op, WarpOp) and op.matrix_type == "affine"
 
-    def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        samples_of_ops = [np.flatnonzero(op_draws["apply_mask"]) for _, op_draws in draws["parts"]]
-        matrices = [
-            op.matrix(select_samples(op_draws, samples), size.select(samples))
-            for (op, op_draws), samples in zip(draws["parts"], samples_of_ops, strict=True)
-        ]
-        return np.concatenate(samples_of_ops), np.concatenate(matrices)
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
+        """Forward matrix of the warp that each sample picked; the identity for samples that picked none."""
+        matrices = identities(size.batch)
+        for op, op_draws in draws["parts"]:
+            samples = np.flatnonzero(op_draws["apply_mask"])
+            matrices[samples] = op.matrix(select_samples(op_draws, samples), size.select(samples))
+        return matrices

@@ -19,7 +19,7 @@ Interpolation = Literal["", "resample", "affine", "perspective"]
 """None, a resize, or a warp by an affine or a perspective matrix."""
 
 _WARP_COLUMNS: dict[Interpolation, int] = {"": 0, "resample": 6, "affine": 8, "perspective": 11}
-"""Number of columns in the parameter table, by type of the interpolation: a ``Resampling``, or matrix, width and height."""
+"""Number of columns in the parameter table, by type of the interpolation: ``resampling``, or matrix, width and height."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,8 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, crops, mix, patches, tiles
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
-from gpuaug.fusion.backends.triton.tiles import images, objects
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, TARGET_DICT_FORMATS, BoxMapping
@@ -41,7 +40,7 @@ KERNELS = {
     "gather_kernel": backend,
     "mask_kernel": backend,
     "contrast_kernel": backend,
-    "channels_kernel": channels,
+    "channels_kernel": mix,
     "mix_kernel": mix,
     "blur_columns_kernel": blur,
     "blur_strips_kernel": blur,
@@ -363,9 +362,8 @@ def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
 
 def test_kernels_that_combine_images_compile_for_a_gpu(monkeypatch):
     made = {}
-    for module, names in {images: ["tiles_kernel"], objects: ["cover_kernel", "cut_kernel"]}.items():
-        for name in names:
-            monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), made))
+    for name in ("tiles_kernel", "cover_kernel", "cut_kernel"):
+        monkeypatch.setattr(tiles, name, CompileOnly(getattr(tiles, name), made))
     monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: backend)
     augment = gpuaug.fuse([gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()])
     # Images of each type are written, pasted and blended. Masks of one type are written, and cut out of one another.

@@ -96,9 +96,11 @@ def test_each_op_has_a_code_of_its_own(codes):
 
 def branches(tree):
     """The constants that the kernels compare a code with, one for each branch."""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and "CODE" in [argument.arg for argument in function.args.args]:
-            for statement in function.body:
+    for part in ast.walk(tree):
+        if isinstance(part, ast.Compare) and ast.unparse(part.left) == "PROGRAM[index][0]":
+            yield from map(ast.unparse, part.comparators)
+        if isinstance(part, ast.FunctionDef) and "CODE" in [argument.arg for argument in part.args.args]:
+            for statement in part.body:
                 while isinstance(statement, ast.If):
                     for node in ast.walk(statement.test):
                         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "CODE":

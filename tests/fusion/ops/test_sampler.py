@@ -28,7 +28,7 @@ def test_numbers_are_those_of_numpys_philox_for_each_key(keys, columns, each, ap
             np.testing.assert_array_equal(sampler.permutation(count), [made.permutation(count) for made in generators])
             np.testing.assert_array_equal(sampler.uniform(columns), uniform())
         assert (
-            sampler.uniform_per_batch().tolist()
+            sampler.shared_by_samples().uniform().tolist()
             == np.repeat([made.random(dtype=np.float32) for made in generators], each).tolist()
         )
 

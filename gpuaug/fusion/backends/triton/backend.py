@@ -21,28 +21,17 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskLayout, as_bits, dtype_of, mask_fills, repeat_per_view
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
-from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur_launches
 from gpuaug.fusion.backends.triton.filters.levels import levels_launches
-from gpuaug.fusion.backends.triton.filters.median import median_launch
-from gpuaug.fusion.backends.triton.filters.motion_blur import motion_blur_launch
-from gpuaug.fusion.backends.triton.filters.sharpness import sharpness_launch
+from gpuaug.fusion.backends.triton.filters.neighbours import median_launch, motion_blur_launch, sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
-from gpuaug.fusion.backends.triton.launch import (
-    FilterLaunch,
-    Launch,
-    cached_launch,
-    compile_and_run,
-    compile_in_parallel,
-    is_current,
-    on_device,
-)
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, compile_and_run, compile_in_parallel, on_device
 from gpuaug.fusion.backends.triton.mask import mask_kernel
-from gpuaug.fusion.backends.triton.mix import mix_launch
+from gpuaug.fusion.backends.triton.mix import channels_launch, mix_launch
 from gpuaug.fusion.backends.triton.patches import write_patches as write_patches
-from gpuaug.fusion.backends.triton.tiles.images import write_tiles as write_tiles
-from gpuaug.fusion.backends.triton.tiles.objects import paste_objects as paste_objects
+from gpuaug.fusion.backends.triton.tiles import paste_objects as paste_objects
+from gpuaug.fusion.backends.triton.tiles import write_tiles as write_tiles
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.pixels import converted, unit_range
@@ -81,7 +70,7 @@ ANTIALIASED_TILE = (8, 64)
 MOST_SAMPLES = 65535
 """Maximum number of images or frames of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
 
-OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | FilterLaunch]] = {
+OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Any]] = {
     "blur": blur_launches,
     "channels": channels_launch,
     "levels": levels_launches,
@@ -137,17 +126,15 @@ def run(
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()  # the kernels compute in float32
-    if not is_current(images.device):
-        with on_device(images.device):
-            return run(plan, images, table, dtype, memory_format, canvases)
     key = types_written, dtype_of(images), dtype  # with the function, because the cache also holds launches
     dtypes = plan.passes[-1].launch_cache.get(key)
-    if dtypes is None:
-        dtypes = types_written(plan.passes, dtype_of(images), dtype)
-        with compile_in_parallel():  # compiles the kernels of all passes, and launches none
-            _run_passes(plan, images, table, dtypes, memory_format, canvases)
-        plan.passes[-1].launch_cache[key] = dtypes
-    return _run_passes(plan, images, table, dtypes, memory_format, canvases)
+    with on_device(images.device):
+        if dtypes is None:
+            dtypes = types_written(plan.passes, dtype_of(images), dtype)
+            with compile_in_parallel():  # compiles the kernels of all passes, and launches none
+                _run_passes(plan, images, table, dtypes, memory_format, canvases)
+            plan.passes[-1].launch_cache[key] = dtypes
+        return _run_passes(plan, images, table, dtypes, memory_format, canvases)
 
 
 def _run_passes(
@@ -303,7 +290,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     out_strides = out.stride()[:3]
     if not pass_.needs_mean:
         integers = (*image_sizes, tiles_across, row_stride, tiles, 0, *strides[:3], *out_strides)
-        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), integers, constants, warps=warps)
+        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), integers, constants, num_warps=warps)
         return _GatherLaunches(None, (0, 0), False, pixels_launch)
     blocks = tiles * planes
     constants["SUM_COUNT"] = next_power_of_2(blocks)
@@ -325,9 +312,9 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
     sum_constants |= {"CONTRAST_COLUMN": op_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
     integers = (*image_sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
-    grey_sums_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, warps=warps)
+    grey_sums_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, num_warps=warps)
     if not saves_pixels:
-        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, warps=warps)
+        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, num_warps=warps)
         return _GatherLaunches(grey_sums_launch, (batch, blocks), saves_pixels, pixels_launch)
     pixel_count = height * width
     contrast_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "SUM_COUNT")}
@@ -406,38 +393,29 @@ def run_mask(
     # The number of masks is not part of the key, because it differs between batches.
     frames = 1 if is_ragged else max(batch // max(len(table), 1), 1)
     key = _mask_launch, masks.dtype, masks.stride(-1), is_ragged, frames
-    mask_launch = pass_.launch_cache.get(key)
-    if mask_launch is None:
-        mask_launch = pass_.launch_cache[key] = _mask_launch(pass_, masks, is_ragged=is_ragged, frames=frames)
-    tiles_across, tiles_down = _tile_counts(height, width, mask_launch.tile)
+    fills_and_launch = pass_.launch_cache.get(key)
+    if fills_and_launch is None:
+        fills_and_launch = pass_.launch_cache[key] = _mask_launch(pass_, masks, is_ragged=is_ragged, frames=frames)
+    fills, launch = fills_and_launch
+    tiles_across, tiles_down = _tile_counts(height, width, TILES[pass_.front.interpolation])
     strides = (0, 0, 0) if is_ragged else masks.stride()[:3]
     sizes = (height, width, tiles_across, table.stride(0))
     # Layouts and owners; without ``mask_layout`` the table stands in for both, which the kernel then does not read.
     tensors = (as_bits(masks), as_bits(result), table, *(mask_layout or (table, table)))
-    integers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
+    integers = (*fills, *sizes, *strides, *result.stride()[:3])
     with on_device(masks.device):
         for first_mask in range(0, batch, MOST_SAMPLES):
-            mask_launch.launch(
-                tensors, (tiles_across * tiles_down, min(batch - first_mask, MOST_SAMPLES), channels), (first_mask, *integers)
-            )
+            grid = tiles_across * tiles_down, min(batch - first_mask, MOST_SAMPLES), channels
+            launch(tensors, grid, (first_mask, *integers))
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _MaskLaunch:
-    """Launch of a gather of masks, and its arguments that are equal for all batches."""
+def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> tuple[tuple[int, int, int], Launch]:
+    """Return the fills of masks (``mask_fills``), and the launch of their gather.
 
-    fills: tuple[int, int, int]
-    """Result of ``mask_fills``: bits of the fills before the warp, outside the image in the warp, and after the warp."""
-    tile: tuple[int, int]
-    """(height, width) of a tile."""
-    launch: Launch
-
-
-def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> _MaskLaunch:
-    """Prepare the launch of a gather of masks. ``frames``: number of masks per row of the table, without ``is_ragged``."""
+    ``frames``: number of masks per row of the table, without ``is_ragged``.
+    """
     front = pass_.front
-    tile = TILES[front.interpolation]
     constants = {
         **_gather_constants(pass_),
         "HALF_PIXEL": front.mask_half_pixel_centers,
@@ -445,9 +423,9 @@ def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: i
         "RAGGED": is_ragged,
         "FRAMES": frames,
         "SOURCE_W": masks.stride(-1),
-        "TILE": tile,
+        "TILE": TILES[front.interpolation],
     }
-    return _MaskLaunch(mask_fills(front, masks.dtype), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
+    return mask_fills(front, masks.dtype), Launch(mask_kernel, (1, 1, 1), (), constants)
 
 
 def probe(device: torch.device, first_call: tuple[Any, ...] | None = None) -> None:

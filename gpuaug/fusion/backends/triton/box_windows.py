@@ -159,7 +159,7 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
     valid = torch.empty(len(boxes), dtype=torch.bool, device=sides.device)
     constants = op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio, TRIALS_PER_BLOCK, BOXES_PER_BLOCK
     # Products and sums are not fused: a product that is not rounded before the sum could give another window than torch.
-    launch = launch_for(box_windows_kernel, (), constants, fp_fusion=False)
+    launch = launch_for(box_windows_kernel, (), constants, enable_fp_fusion=False)
     tensors = numbers, sides, boxes.contiguous(), owners, windows, valid.view(torch.uint8)
     with on_device(sides.device):
         launch(tensors, (len(sides), 1, 1), (len(boxes), *numbers.stride(), *sides.stride()))

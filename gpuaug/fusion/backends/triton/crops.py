@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
-from gpuaug.fusion.backends.triton.taps import half_to_even
+from gpuaug.fusion.backends.triton.pixel_math import nearest_integer
 from gpuaug.fusion.ops.resize import CROP_CANDIDATES, ResizedCrop
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2
 from gpuaug.fusion.program.gather import DeviceCropColumns
@@ -131,8 +131,8 @@ def crops_kernel(
     width = width.to(tl.float32)
     # Window if no candidate fits: the image, or as much of it as the bounds of the aspect ratio allow.
     ratio = tl.div_rn(width, height)
-    crop_width = tl.where(ratio > MAX_RATIO, half_to_even(height * MAX_RATIO).to(tl.float32), width)
-    crop_height = tl.where(ratio < MIN_RATIO, half_to_even(tl.div_rn(width, width * 0 + MIN_RATIO)).to(tl.float32), height)
+    crop_width = tl.where(ratio > MAX_RATIO, nearest_integer(height * MAX_RATIO), width)
+    crop_height = tl.where(ratio < MIN_RATIO, nearest_integer(tl.div_rn(width, width * 0 + MIN_RATIO)), height)
     crop_width = tl.maximum(crop_width, 1)
     crop_height = tl.maximum(crop_height, 1)
     # Four uniform numbers in [0, 1), from which the area, the aspect ratio and the position of the window follow.
@@ -147,8 +147,8 @@ def crops_kernel(
     for _ in tl.static_range(CROP_CANDIDATES):
         root_of_area = tl.sqrt_rn(area * AREA_RANGE + MIN_AREA) * root_of_image_area
         root_of_aspect = tl.exp((aspect * LOG_ASPECT_RANGE + MIN_LOG_ASPECT).to(tl.float64)).to(tl.float32)
-        candidate_width = half_to_even(root_of_area * root_of_aspect).to(tl.float32)
-        candidate_height = half_to_even(tl.div_rn(root_of_area, root_of_aspect)).to(tl.float32)
+        candidate_width = nearest_integer(root_of_area * root_of_aspect)
+        candidate_height = nearest_integer(tl.div_rn(root_of_area, root_of_aspect))
         fits = (
             still_searching
             & (candidate_width > 0)
@@ -242,4 +242,4 @@ def _launch(
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)
     # Products and sums are not fused: a product that is not rounded before the sum could give another window than on the host.
-    return Launch(crops_kernel, grid, (samples, images, columns.width), constants, warps=1, fp_fusion=False)
+    return Launch(crops_kernel, grid, (samples, images, columns.width), constants, num_warps=1, enable_fp_fusion=False)

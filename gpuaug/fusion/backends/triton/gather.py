@@ -41,7 +41,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     to_units_of_65535,
     words_of_16_bits,
 )
-from gpuaug.fusion.backends.triton.points import apply_point_ops
+from gpuaug.fusion.backends.triton.points import apply_point_ops, load_channels
 from gpuaug.fusion.backends.triton.taps import (
     antialiased_line,
     bilinear,
@@ -62,15 +62,6 @@ from gpuaug.fusion.backends.triton.taps import (
 
 
 @triton.jit
-def load_fill(fill_address, plane, RGB: tl.constexpr):
-    """Load one fill value per channel, from ``fill_address`` on. Without ``RGB``, return the value of ``plane`` three times."""
-    r = tl.load(fill_address + plane)
-    if RGB:
-        return r, tl.load(fill_address + 1), tl.load(fill_address + 2)
-    return r, r, r
-
-
-@triton.jit
 def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr):
     """Divide by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
     if MAX_VALUE == 65535:
@@ -85,7 +76,7 @@ def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr
 @triton.jit
 def fill_padding(r, g, b, inside, fill_address, plane, RGB: tl.constexpr):
     """Return the pixels where ``inside`` is true, and elsewhere the fill values, from ``fill_address`` on."""
-    fill_r, fill_g, fill_b = load_fill(fill_address, plane, RGB)
+    fill_r, fill_g, fill_b = load_channels(fill_address, plane, RGB)
     return tl.where(inside, r, fill_r), tl.where(inside, g, fill_g), tl.where(inside, b, fill_b)
 
 
@@ -179,7 +170,7 @@ def interpolate(
         r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)
     if WARP_FILL_COLUMN >= 0:
         inside_weight = weight_inside(source_x, count_x, NEAREST) * weight_inside(source_y, count_y, NEAREST)
-        warp_r, warp_g, warp_b = load_fill(row + WARP_FILL_COLUMN, plane, RGB)
+        warp_r, warp_g, warp_b = load_channels(row + WARP_FILL_COLUMN, plane, RGB)
         r = blend_fill(r, inside_weight, warp_r)
         g = blend_fill(g, inside_weight, warp_g)
         b = blend_fill(b, inside_weight, warp_b)
@@ -355,7 +346,7 @@ def gather_kernel(
     fill_g = 0.0
     fill_b = 0.0
     if MAP_BEFORE[0] == 2:
-        fill_r, fill_g, fill_b = load_fill(row + MAP_BEFORE[2], plane, RGB)
+        fill_r, fill_g, fill_b = load_channels(row + MAP_BEFORE[2], plane, RGB)
         if MAX_VALUE and INTERPOLATION > 0:  # in the unit of the source
             fill_r, fill_g, fill_b = fill_r * MAX_VALUE, fill_g * MAX_VALUE, fill_b * MAX_VALUE
     SUMS_GREY: tl.constexpr = CONTRAST_COLUMN >= 0

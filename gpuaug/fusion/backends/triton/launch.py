@@ -87,10 +87,8 @@ class Launch:
         grid: Number of blocks along three axes.
         integers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
-        warps: Warps in a block.
-        fp_fusion: Whether the compiler may fuse a product and a sum into one instruction, which rounds once. Pass ``False`` if
-            products must be rounded before they are added.
-        registers: Maximum number of registers per thread, to bound the registers of a block. Default: the compiler chooses.
+        options: Options of Triton's compiler. ``num_warps``: warps in a block, 4 by default. ``enable_fp_fusion``: ``False`` if
+            products must be rounded before they are added. ``maxnreg``: maximum number of registers per thread.
     """
 
     __slots__ = ("_compiled", "_constants", "_grid", "_integers", "_kernel", "_options")
@@ -101,19 +99,14 @@ class Launch:
         grid: tuple[int, int, int],
         integers: Sequence[int],
         constants: dict[str, Any],
-        *,
-        warps: int = 4,
-        fp_fusion: bool = True,
-        registers: int | None = None,
+        **options: Any,
     ) -> None:
         self._kernel = kernel
         self._grid = grid
         self._integers = tuple(integers)
         self._constants = constants
         # enable_fp_fusion is always passed, because the compiler's default differs between versions.
-        self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fp_fusion}
-        if registers is not None:
-            self._options["maxnreg"] = registers
+        self._options = {"num_warps": 4, "enable_fp_fusion": True, **options}
         self._compiled: dict[int, _CompiledKernel] = {}
 
     def __call__(
@@ -173,20 +166,17 @@ class Launch:
 
 
 @functools.cache
-def launch_for(
-    kernel: Any, dtypes: tuple[torch.dtype, ...], constants: tuple[Any, ...], *, warps: int = 4, fp_fusion: bool = True
-) -> Launch:
+def launch_for(kernel: Any, dtypes: tuple[torch.dtype, ...], constants: tuple[Any, ...], **options: Any) -> Launch:
     """Return the launch of a kernel whose grid and integers are passed at each call.
 
     Args:
         kernel: See ``Launch``.
         dtypes: Dtypes of the tensors whose dtype differs between calls. Used only as a key: each combination has a ``Launch``.
         constants: The constants, in the order of the kernel's signature, which ends with them.
-        warps: See ``Launch``.
-        fp_fusion: See ``Launch``.
+        options: See ``Launch``.
     """
     constant_names = kernel.arg_names[-len(constants) :]
-    return Launch(kernel, (1, 1, 1), (), dict(zip(constant_names, constants, strict=True)), warps=warps, fp_fusion=fp_fusion)
+    return Launch(kernel, (1, 1, 1), (), dict(zip(constant_names, constants, strict=True)), **options)
 
 
 class FirstLaunch(NamedTuple):

@@ -54,23 +54,21 @@ def mask_kernel(
     if MAP_AFTER[0] > 0:
         x, inside_x = map_index(x, row + MAP_AFTER[1], 0, MAP_AFTER[0])
         y, inside_y = map_index(y, row + MAP_AFTER[1], 1, MAP_AFTER[0])
-    if INTERPOLATION == 0:
-        in_window = (x == x) & (y == y)
-        not_padding = in_window
-        if MAP_BEFORE[0] > 0:
-            x, not_padding_x = map_index(x, map_before, 0, MAP_BEFORE[0])
-            y, not_padding_y = map_index(y, map_before, 1, MAP_BEFORE[0])
-            not_padding = not_padding_x & not_padding_y
-    else:
+    # The window without an interpolation: all pixels that an output pixel may copy.
+    start_x = 0
+    start_y = 0
+    count_x = 2**30
+    count_y = 2**30
+    if INTERPOLATION > 0:
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, True
         )
-        nearest_x = nearest_index(source_x, INTERPOLATION)
-        nearest_y = nearest_index(source_y, INTERPOLATION)
-        x, in_window_x, not_padding_x = tap_axis(nearest_x, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
-        y, in_window_y, not_padding_y = tap_axis(nearest_y, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-        in_window = in_window_x & in_window_y
-        not_padding = not_padding_x & not_padding_y
+        x = nearest_index(source_x, INTERPOLATION)
+        y = nearest_index(source_y, INTERPOLATION)
+    x, in_window_x, not_padding_x = tap_axis(x, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
+    y, in_window_y, not_padding_y = tap_axis(y, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
+    in_window = in_window_x & in_window_y
+    not_padding = not_padding_x & not_padding_y
     if RAGGED:
         mask_layout = mask_layouts + mask * 3
         source_pixel = source + tl.load(mask_layout) + y * tl.load(mask_layout + 2) + x

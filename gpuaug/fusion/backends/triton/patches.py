@@ -15,7 +15,8 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
-from gpuaug.fusion.backends.triton.taps import filter_weight, half_to_even
+from gpuaug.fusion.backends.triton.pixel_math import nearest_integer
+from gpuaug.fusion.backends.triton.taps import filter_weight
 
 TILE = (8, 32)
 """(height, width) of the tile of a block, which is one warp: a thread computes a column.
@@ -66,7 +67,7 @@ def store_channel(total, channel, inverse, inside, levels, out, mask, strides, R
     pixel_level = tl.where(inside, total * inverse, 0.0)
     channel_levels = levels + channel * 256
     if ROUNDS:
-        pixel_level = half_to_even(tl.minimum(tl.maximum(pixel_level, 0.0), 255.0))
+        pixel_level = nearest_integer(tl.minimum(tl.maximum(pixel_level, 0.0), 255.0)).to(tl.int32)
         value = tl.load(channel_levels + pixel_level)
     else:
         black = tl.load(channel_levels)
@@ -186,6 +187,6 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         tile_count = int((-(-arrangement.regions[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
         constants = images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats, *TILE
-        launch = launch_for(patches_kernel, (dtype,), constants, warps=1)
+        launch = launch_for(patches_kernel, (dtype,), constants, num_warps=1)
         launch((images.data, regions, resampling.levels_on(images.device, dtype), out), (tile_count, len(regions), 1), strides)
     return [out, *others]

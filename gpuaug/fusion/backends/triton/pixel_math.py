@@ -292,6 +292,7 @@ scale_lightness = compiled(color.scale_lightness)
 hue_channel = compiled(color.hue_channel)
 rotate_hue = compiled(color.rotate_hue)
 clamped = compiled(color.clamped)
+tile_side = compiled(filters.tile_side)
 
 
 @triton.jit
@@ -315,12 +316,6 @@ def equalize_table(level_counts, channel_pixels, KEEPS_VALUES: tl.constexpr):
     new_levels = tl.where(step == 0, levels, tl.minimum(new_levels, 255)).to(tl.float32)
     fractions = tl.div_rn(new_levels, 255.0 + 0.0 * new_levels)
     return tl.where(step == 0, -1.0, fractions) if KEEPS_VALUES else fractions
-
-
-@triton.jit
-def tile_side(length, TILE_COUNT: tl.constexpr):
-    """Return the length of a tile of CLAHE in pixels, for ``TILE_COUNT`` tiles along an axis of ``length`` pixels."""
-    return (length + TILE_COUNT - 1) // TILE_COUNT
 
 
 @triton.jit

@@ -66,11 +66,30 @@ brightness, contrast, gamma, invert = map(compiled, (color.brightness, color.con
 solarize, posterize = map(compiled, (color.solarize, color.posterize))
 saturation, hue, snow = map(compiled, (color.saturation, color.hue, color.snow))
 noisy, falloff = map(compiled, (positional.noisy, positional.falloff))
-denormalize, shift, rescale = map(compiled, (channel.denormalize, channel.shift, channel.rescale))
+denormalize, drop = map(compiled, (channel.denormalize, channel.drop))
+shift, rescale = map(compiled, (channel.shift, channel.rescale))
 PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
 BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)
 FROM_CONTRAST = tl.constexpr(color_jitter.FROM_CONTRAST)
+
+
+@triton.jit
+def load_channels(address, plane, RGB: tl.constexpr):
+    """Load one number per channel, from ``address`` on. Without ``RGB``, return the number of ``plane`` three times."""
+    r = tl.load(address + plane)
+    if RGB:
+        return r, tl.load(address + 1), tl.load(address + 2)
+    return r, r, r
+
+
+@triton.jit
+def normals(x, y, plane, field, width, seed, RGB: tl.constexpr):
+    """Return the noise field of each channel (``normal``); without ``RGB``, of channel ``plane`` three times."""
+    r = normal(x, y, plane, field, width, seed)
+    if RGB:
+        return r, normal(x, y, plane + 1, field, width, seed), normal(x, y, plane + 2, field, width, seed)
+    return r, r, r
 
 
 @triton.jit
@@ -145,9 +164,6 @@ def apply_op(
     ``x``, ``y``: coordinates of the pixels in the image, of ``width`` columns. ``row``: address of the apply mask of the op,
     which is not 0; the parameters of the op follow. ``sample``: index of the image, or of the frame of a clip, in the batch.
     """
-    # Distances of the parameters of green and blue from the parameter of channel ``plane``.
-    green_index: tl.constexpr = 1 if RGB else 0
-    blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
         r, g, b = per_channel(brightness, r, g, b, tl.load(row + 1), FLAGS)
     elif CODE == CONTRAST:
@@ -174,9 +190,8 @@ def apply_op(
         r, g, b = permute_channels(r, g, b, row + 1)
     elif CODE == DROPOUT:  # columns: fill value; per channel, whether it is dropped
         value = tl.load(row + 1)
-        r = tl.where(tl.load(row + 2 + plane) != 0, value, r)
-        g = tl.where(tl.load(row + 2 + plane + green_index) != 0, value, g)
-        b = tl.where(tl.load(row + 2 + plane + blue_index) != 0, value, b)
+        drops_r, drops_g, drops_b = load_channels(row + 2, plane, RGB)
+        r, g, b = drop(r, value, drops_r), drop(g, value, drops_g), drop(b, value, drops_b)
     elif CODE == NOISE or CODE == SALT_AND_PEPPER:
         # Columns: mean and standard deviation, or share of noise and of salt; high and low 16 bits of the seed, noise field.
         first = tl.load(row + 1)
@@ -193,38 +208,32 @@ def apply_op(
         else:
             in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
             clamps: tl.constexpr = CLAMPS_NOISE & FLAGS
-            r = noisy(r, first + second * normal(x, y, plane, field, width, seed), in_bytes, clamps)
-            if RGB:
-                g = noisy(g, first + second * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
-                b = noisy(b, first + second * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
+            noise_r, noise_g, noise_b = normals(x, y, plane, field, width, seed, RGB)
+            r = noisy(r, first + second * noise_r, in_bytes, clamps)
+            g = noisy(g, first + second * noise_g, in_bytes, clamps)
+            b = noisy(b, first + second * noise_b, in_bytes, clamps)
     elif CODE == ERASING:  # columns: left, right, top, bottom of the rectangle; seed and noise field, or a value per channel
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))
         if ERASES_WITH_NOISE & FLAGS:
             seed = tl.load(row + 5).to(tl.int32)
             field = tl.load(row + 6).to(tl.int32)
             in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
-            r = tl.where(covered, noisy(0.0, normal(x, y, plane, field, width, seed), in_bytes, 0), r)
-            if RGB:
-                g = tl.where(covered, noisy(0.0, normal(x, y, plane + 1, field, width, seed), in_bytes, 0), g)
-                b = tl.where(covered, noisy(0.0, normal(x, y, plane + 2, field, width, seed), in_bytes, 0), b)
+            noise_r, noise_g, noise_b = normals(x, y, plane, field, width, seed, RGB)
+            fill_r = noisy(0.0, noise_r, in_bytes, 0)
+            fill_g = noisy(0.0, noise_g, in_bytes, 0)
+            fill_b = noisy(0.0, noise_b, in_bytes, 0)
         else:
-            fill_values = row + 5 + plane
-            r = tl.where(covered, tl.load(fill_values), r)
-            g = tl.where(covered, tl.load(fill_values + green_index), g)
-            b = tl.where(covered, tl.load(fill_values + blue_index), b)
+            fill_r, fill_g, fill_b = load_channels(row + 5, plane, RGB)
+        r, g, b = tl.where(covered, fill_r, r), tl.where(covered, fill_g, g), tl.where(covered, fill_b, b)
     elif CODE == NORMALIZE or CODE == DENORMALIZE:  # columns: mean per channel, standard deviation per channel
-        means = row + 1 + plane
-        stds = means + CHANNELS
+        mean_r, mean_g, mean_b = load_channels(row + 1, plane, RGB)
+        std_r, std_g, std_b = load_channels(row + 1 + CHANNELS, plane, RGB)
         FORMULA: tl.constexpr = normalize if CODE == NORMALIZE else denormalize
-        r = FORMULA(r, tl.load(means), tl.load(stds))
-        g = FORMULA(g, tl.load(means + green_index), tl.load(stds + green_index))
-        b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
+        r, g, b = FORMULA(r, mean_r, std_r), FORMULA(g, mean_g, std_g), FORMULA(b, mean_b, std_b)
     elif CODE == RGB_SHIFT or CODE == PLANCKIAN:  # columns: addend or factor per channel
-        numbers = row + 1 + plane
+        number_r, number_g, number_b = load_channels(row + 1, plane, RGB)
         PER_CHANNEL: tl.constexpr = shift if CODE == RGB_SHIFT else rescale
-        r = PER_CHANNEL(r, tl.load(numbers))
-        g = PER_CHANNEL(g, tl.load(numbers + green_index))
-        b = PER_CHANNEL(b, tl.load(numbers + blue_index))
+        r, g, b = PER_CHANNEL(r, number_r), PER_CHANNEL(g, number_g), PER_CHANNEL(b, number_b)
     elif CODE == ILLUMINATION:  # columns: slopes, offset, scale; arguments of ``falloff``, each for x and for y
         exponent_x = falloff(x, tl.load(row + 5), tl.load(row + 7), tl.load(row + 9))
         exponent_y = falloff(y, tl.load(row + 6), tl.load(row + 8), tl.load(row + 10))
@@ -257,27 +266,6 @@ def apply_op(
 
 
 @triton.jit
-def apply_op_or_pick(
-    r, g, b, x, y, sample, plane, width, row, mean,
-    CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-):  # fmt: skip
-    """Apply the op of code ``CODE``, or, if it is ``ONE_OF``, the op that was picked for the sample. See ``apply_op``.
-
-    The columns of ``ONE_OF`` are its apply mask, the code of the picked op, and the columns of the picked op. ``FLAGS`` of
-    ``ONE_OF`` has bit n if the op of code n can be picked. Ops that can be picked have no flags.
-    """
-    if CODE == ONE_OF:
-        picked_code = tl.load(row + 1).to(tl.int32)
-        for code in tl.static_range(1, ONE_OF):
-            if (FLAGS >> code) & 1:
-                if picked_code == code:
-                    r, g, b = apply_op(r, g, b, x, y, sample, plane, width, row + 2, mean, code, 0, CHANNELS, RGB)
-    else:
-        r, g, b = apply_op(r, g, b, x, y, sample, plane, width, row, mean, CODE, FLAGS, CHANNELS, RGB)
-    return r, g, b
-
-
-@triton.jit
 def apply_point_ops(
     r, g, b, x, y, sample, plane, width, row, mean,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
@@ -290,6 +278,9 @@ def apply_point_ops(
     ``x``, ``y``: coordinates of the pixels in the image, of ``width`` columns, in the shape of r, or shapes that broadcast to
     it. ``sample``: index of the image in the batch. ``row``: address of the sample's row of the parameter table, from the first
     column of the pass on. ``mean``: mean grey of the image, for a contrast. ``CHANNELS``: number of channels of the image.
+
+    The columns of an op with the code ``ONE_OF`` are its apply mask, the code of the op that was picked for the sample, and the
+    columns of the picked op. Its flags have bit n if the op of code n can be picked. Ops that can be picked have no flags.
     """
     # An entry of the program is (code, first column, flags, scale, offset).
     for index in tl.static_range(OP_COUNT):
@@ -298,9 +289,18 @@ def apply_point_ops(
         else:
             op_row = row + PROGRAM[index][1]
             if tl.load(op_row) != 0:
-                r, g, b = apply_op_or_pick(
-                    r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
-                )
+                if PROGRAM[index][0] == ONE_OF:
+                    picked_code = tl.load(op_row + 1).to(tl.int32)
+                    for code in tl.static_range(1, ONE_OF):
+                        if (PROGRAM[index][2] >> code) & 1:
+                            if picked_code == code:
+                                r, g, b = apply_op(
+                                    r, g, b, x, y, sample, plane, width, op_row + 2, mean, code, 0, CHANNELS, RGB
+                                )
+                else:
+                    r, g, b = apply_op(
+                        r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
+                    )
                 if PROGRAM[index][3] > 0:
                     r, g, b = per_channel(to_bytes, r, g, b, PROGRAM[index][3], PROGRAM[index][4])
     return r, g, b

@@ -22,7 +22,7 @@ Terms and arguments:
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, round_half_up
+from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, nearest_integer, round_half_up
 
 
 @triton.jit
@@ -203,22 +203,12 @@ def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
 
 
 @triton.jit
-def half_to_even(coordinate):
-    """Round to the nearest integer, and halves to the nearest even integer, as ``grid_sample`` does.
-
-    ``coordinate``: float32. If its absolute value is 2^22 or more, the result is only close.
-    """
-    # Floats from 2^23 to 2^24 have no fraction: the first addition rounds.
-    return ((coordinate + 12582912.0) - 12582912.0).to(tl.int32)
-
-
-@triton.jit
 def nearest_index(coordinate, INTERPOLATION: tl.constexpr):
     """Return the index of the nearest pixel along one axis.
 
-    A resize (``INTERPOLATION`` 1) reads the pixel whose square contains the coordinate, and a warp rounds.
+    A resize (``INTERPOLATION`` 1) reads the pixel whose square contains the coordinate, and a warp rounds as ``grid_sample``.
     """
-    return tl.floor(coordinate).to(tl.int32) if INTERPOLATION == 1 else half_to_even(coordinate)
+    return (tl.floor(coordinate) if INTERPOLATION == 1 else nearest_integer(coordinate)).to(tl.int32)
 
 
 @triton.jit
@@ -239,7 +229,7 @@ def bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE: tl.constexpr, RO
 def weight_inside(coordinate, count, NEAREST: tl.constexpr):
     """Return the sum of the weights of the taps inside the window, along one axis. Taps outside have the fill of the warp."""
     if NEAREST:
-        index = half_to_even(coordinate)
+        index = nearest_integer(coordinate)
         return tl.where((index >= 0) & (index < count), 1.0, 0.0)
     first = tl.floor(coordinate)
     second_weight = coordinate - first

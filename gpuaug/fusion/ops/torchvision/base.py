@@ -80,11 +80,6 @@ class TorchvisionOp(Op):
     def _read(self, transform: Any) -> None:
         """Do nothing. The methods of this name that subclasses inherit from ops of Kornia's modules read modules of Kornia."""
 
-    @property
-    def keepdim(self) -> bool:
-        """True: torchvision's transforms return a single image (C, H, W) without a batch dimension."""
-        return True
-
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return f"torchvision computes it differently for {self.units}" if self.units in self.unfused_dtypes else None
@@ -118,12 +113,6 @@ class TorchvisionOp(Op):
             numbers = map(to_integer, numbers)
         fills = [self.to_unit_range(number) for number in numbers]
         return fills[0] if len(fills) == 1 else fills
-
-
-def size_rounded_down(size: Size, height: Any, width: Any) -> Size:
-    """Return ``size`` with ``height`` and ``width``, numbers or arrays (B,), rounded down to whole pixels."""
-    sides = (np.asarray(side).astype(np.int64) for side in (height, width))
-    return size.to(*(side if side.ndim else int(side) for side in sides))
 
 
 def image_fill(transform: Any) -> float | list[float] | None:

@@ -74,6 +74,7 @@ class PhotometricDistort(ColorJitter):
 
     lowers = (v2.RandomPhotometricDistort,)
     column_count = 12
+    is_random = True  # type: ignore[assignment]  # a sample may draw no adjustment
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -85,11 +86,6 @@ class PhotometricDistort(ColorJitter):
     def flags(self) -> int:  # type: ignore[override]
         """Flags of a color jitter, and ``PERMUTES``."""
         return super().flags | color_jitter.PERMUTES
-
-    @property
-    def is_random(self) -> bool:
-        """True, because a sample may draw no adjustment."""
-        return True
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters. The apply mask is False for samples that drew neither an adjustment nor a permutation."""
@@ -141,20 +137,12 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     channel_counts = (1, 3)
     byte_rule = TRUNCATED
     lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
-
-    @property
-    def _weights(self) -> None:
-        """``None``, because torchvision has no setting for the weights."""
+    _weights = None  # torchvision has no setting for the weights
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``num_output_channels`` channels."""
         channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels
         return replace(size, channels=channels)
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels, and some samples may skip it; else ``None``."""
-        channels = self.out(size).channels
-        return None if channels == size.channels or not self.is_random else f"makes {channels} channels of {size.channels}"
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""

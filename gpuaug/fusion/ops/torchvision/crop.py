@@ -15,18 +15,10 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion import transforms
 from gpuaug.fusion.ops import crop
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, as_float64, unsupported_skip
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, as_float64
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import (
-    UNIFORM_BOUNDS,
-    Call,
-    TorchvisionOp,
-    image_fill,
-    mask_fill,
-    pair,
-    size_rounded_down,
-)
+from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, image_fill, mask_fill, pair
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 """Padding mode of the op for each ``padding_mode`` of torchvision. Other modes are not lowered."""
@@ -95,10 +87,6 @@ class RGB(Identity):
         """Require one channel, or at least three."""
         return ("1 or at least 3", self.name) if channels == 2 else None
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels of some images; else ``None``."""
-        return f"makes 3 channels of {size.channels}" if self.is_random and size.channels < 3 else None
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``grayscale_to_rgb`` for images of one channel, else no calls."""
         return [("grayscale_to_rgb", {})] if size.channels < 3 else []
@@ -118,7 +106,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if samples that skip the op would have another size than the others, or ``None``."""
-        return unsupported_skip(self, size=size)
+        return Op.unsupported_size(self, size)
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop in the image; negative if the image is padded on the left or top."""
@@ -266,7 +254,7 @@ class Pad(_PaddingOp):
         Negative padding is not fused, nor is reflection of more pixels than the image has. Samples that skip the op must have
         the size of the others.
         """
-        return crop.unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
+        return crop.unsupported_padding(self._padding(size), self.edge, size) or super().unsupported_size(size)
 
     def out_applied(self, size: Size) -> Size:
         """Size of the padded image."""
@@ -420,4 +408,4 @@ def _margin(length: Any, crop_length: int) -> Any:
 
 def _scaled(size: Size, scale: Array) -> Size:
     """``size`` with both sides multiplied by ``scale`` in float32, and rounded down."""
-    return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+    return size.rounded_down(np.float32(size.height) * scale, np.float32(size.width) * scale)

@@ -66,10 +66,6 @@ class Elastic(TorchvisionOp, FieldOp):
         """Write seed and index of the field."""
         out[:, 1:] = draws["field"]
 
-    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Return no drawn numbers for display, because the field has two numbers per pixel."""
-        return {}
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``elastic`` with the ``displacement``."""
         field = torch.from_numpy(draws["field"][sample : sample + 1])

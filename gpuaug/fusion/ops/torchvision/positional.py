@@ -98,10 +98,6 @@ class Erasing(TorchvisionOp, positional.Erasing):
         lines, columns = (slice(rectangle[start], rectangle[start] + rectangle[side]) for start, side in ("ih", "jw"))
         return [("erase", {**rectangle, "v": noise[:, lines, columns]})]
 
-    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn rectangle of one sample, without its noise, which is one number per pixel."""
-        return super().numbers({name: values for name, values in draws.items() if name != "field"}, sample)
-
 
 class GaussianNoise(TorchvisionOp, positional.GaussianNoise):
     """``v2.GaussianNoise``: adds a noise field. The noise of bytes is truncated to integers.

@@ -11,16 +11,9 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import resize
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.geometry import ResampleOp, unsupported_skip
+from gpuaug.fusion.ops.geometry import ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import (
-    UNIFORM_BOUNDS,
-    Call,
-    TorchvisionOp,
-    interpolation_of,
-    log_ratios,
-    size_rounded_down,
-)
+from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, interpolation_of, log_ratios
 from gpuaug.fusion.pixels import ROUNDED
 
 
@@ -71,13 +64,6 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         self._height, self._width = transform.size
         self._set_bounds(transform.scale, transform.ratio, log_ratios(self.name, transform))
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
-
-        It is not fused if samples that skip the op would have another size than samples that do not.
-        """
-        return unsupported_skip(self, size=size)
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional call that repeats the op on one image: ``resized_crop`` with the drawn window and the output size."""
         names = {"top": "y", "left": "x", "height": "height", "width": "width"}
@@ -91,16 +77,6 @@ class WholeResize(_Resampling, resize.Resize):
     def _read(self, transform: Any) -> None:
         super()._read(transform)
         self.mask_half_pixel_centers = self.nearest
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
-
-        It is not fused if the output may have no pixels, or if samples that skip the op would have another size than samples
-        that do not.
-        """
-        if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
-            return "comes out without pixels"
-        return unsupported_skip(self, size=size)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional call that repeats the op on one image: ``resize`` to the output size."""
@@ -132,11 +108,6 @@ class Resize(WholeResize):
             return with_shorter_side(size, target[0], max_size)
         input_shorter, input_longer = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
         return _sides(size, max_size * input_shorter / np.maximum(input_longer, 1), np.full_like(input_longer, max_size))
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Functional call that repeats the op on one image: ``resize`` with the settings of the transform."""
-        transform: Any = self.module
-        return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
 
 
 class _RandomSizeResize(WholeResize):
@@ -217,7 +188,7 @@ class RandomShortestSize(_RandomSizeResize):
         scale = number / np.maximum(np.minimum(size.height, size.width), 1)
         if self._max_size is not None:
             scale = np.minimum(scale, self._max_size / np.maximum(np.maximum(size.height, size.width), 1))
-        return size_rounded_down(size, size.height * scale, size.width * scale)
+        return size.rounded_down(size.height * scale, size.width * scale)
 
 
 class ScaleJitter(_RandomSizeResize):
@@ -239,7 +210,7 @@ class ScaleJitter(_RandomSizeResize):
         # As in torchvision: in float32, and with target_size[0] compared with the width.
         fit_scale = np.minimum(self._target[1] / np.maximum(size.height, 1), self._target[0] / np.maximum(size.width, 1))
         scale = np.float32(fit_scale) * number
-        return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+        return size.rounded_down(np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 
 def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> Size:
@@ -264,4 +235,4 @@ def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> 
 def _sides(size: Size, shorter: Any, longer: Any) -> Size:
     """Output size with these lengths of the shorter and the longer side. Portrait stays portrait, landscape stays landscape."""
     is_portrait = np.less_equal(size.width, size.height)
-    return size_rounded_down(size, np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))
+    return size.rounded_down(np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))

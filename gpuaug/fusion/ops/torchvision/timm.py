@@ -12,7 +12,7 @@ import numpy as np
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import crop, resize
-from gpuaug.fusion.ops.torchvision.base import interpolation_of, size_rounded_down
+from gpuaug.fusion.ops.torchvision.base import interpolation_of
 
 
 class ResizeKeepRatio(resize.WholeResize):
@@ -35,7 +35,7 @@ class ResizeKeepRatio(resize.WholeResize):
         ratios = [np.maximum(side, 1) / target for side, target in zip((size.height, size.width), transform.size, strict=True)]
         ratio = np.maximum(*ratios) * transform.longest + np.minimum(*ratios) * (1.0 - transform.longest)
         sides = (side * factor / ratio for side, factor in zip((size.height, size.width), factors, strict=True))
-        return size_rounded_down(size, *map(np.rint, sides))
+        return size.rounded_down(*map(np.rint, sides))
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with the aspect ratio of the input."""

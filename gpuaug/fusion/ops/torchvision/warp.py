@@ -13,17 +13,9 @@ import numpy as np
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import warp
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import unsupported_skip
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import (
-    Call,
-    TorchvisionOp,
-    image_fill,
-    interpolation_of,
-    mask_fill,
-    size_rounded_down,
-)
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, image_fill, interpolation_of, mask_fill
 from gpuaug.fusion.pixels import ROUNDED
 
 
@@ -46,8 +38,8 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
         return None if mode in ("nearest", "bilinear") else f"interpolation={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Return ``None``, because all sizes are supported."""
-        return None
+        """Reason if samples that skip the op would have another size, because of ``expand``; else ``None``."""
+        return Op.unsupported_size(self, size)
 
     def _options(self) -> dict[str, Any]:
         """Keyword arguments of a functional call that are settings."""
@@ -81,10 +73,6 @@ class Rotation(_Warp):
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if samples that skip the op would have another size, because of ``expand``; else ``None``."""
-        return unsupported_skip(self, size=size) if self._expands else None
-
     def out_applied(self, size: Size) -> Size:
         """Size of the canvas. Only for a rotation by one angle, or without ``expand``."""
         return _rotated_canvas(size, self.bounds["angle"][0]) if self._expands else size
@@ -104,7 +92,7 @@ class Rotation(_Warp):
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
         canvases = [_rotated_canvas(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*canvases, size_rounded_down(size, diagonal, diagonal))
+        return (*canvases, size.rounded_down(diagonal, diagonal))
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["angle"].astype(np.float64))
@@ -179,7 +167,8 @@ class Perspective(_Warp, warp.Perspective):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"end_points"``, (B, 4, 2): positions (x, y) of the moved corners in pixels, clockwise from the top left."""
-        sides, scale = warp.sides_of(size), float(self.module.distortion_scale)  # type: ignore[arg-type]
+        sides = size.sides
+        scale = float(self.module.distortion_scale)  # type: ignore[arg-type]
         max_distance = np.floor(scale * (sides // 2).astype(np.float64))[..., None, :] + 1
         distance = np.floor(sampler.uniform(8).T.reshape(size.batch, 4, 2) * max_distance)
         last = np.broadcast_to((sides - 1)[..., None, :], distance.shape)
@@ -197,7 +186,7 @@ class Perspective(_Warp, warp.Perspective):
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``perspective`` with ``startpoints`` and ``endpoints`` in pixels."""
-        right, bottom = (int(side) - 1 for side in warp.sides_of(size.sample(sample)))
+        right, bottom = (int(side) - 1 for side in size.sample(sample).sides)
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
         ends = draws["end_points"][sample].astype(int).tolist()
         return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
@@ -214,7 +203,7 @@ def _rotated_canvas(size: Size, angle: Any) -> Size:
     half_canvas_width = half_width * cosine + half_height * sine
     half_canvas_height = half_width * sine + half_height * cosine
     # ``_pixels`` returns whole numbers, which are only converted to integers.
-    return size_rounded_down(size, _pixels(half_canvas_height, half_height), _pixels(half_canvas_width, half_width))
+    return size.rounded_down(_pixels(half_canvas_height, half_height), _pixels(half_canvas_width, half_width))
 
 
 def _pixels(half_canvas: Any, half_side: Any) -> Any:

@@ -19,10 +19,9 @@ from fusion.backends.interpreted.acceleration import (
 )
 from triton.runtime.interpreter import InterpreterBuilder
 
-from gpuaug.fusion.backends.triton import backend, boxes, patches
+from gpuaug.fusion.backends.triton import backend, boxes, patches, tiles
 from gpuaug.fusion.backends.triton.filters import frame, levels
 from gpuaug.fusion.backends.triton.launch import Launch
-from gpuaug.fusion.backends.triton.tiles import images
 
 
 def shrink_blocks():
@@ -40,7 +39,7 @@ def shrink_blocks():
     levels.TILE_BLOCK = 64
     levels.SPLIT_PIXELS = 110
     patches.TILE = (16, 64)
-    images.TILE = (32, 32)
+    tiles.BLOCK = (32, 32)
 
 
 def check_addresses():

@@ -8,7 +8,7 @@ A blur is separable: it runs along y and along x, with one weight per tap of an 
   ``blur_strips_kernel``, in which a thread block computes a *strip*, that is, ``STRIP`` lines of the image
 
 A row of the parameter table has three columns: apply mask (0 to skip the blur), sigma along y, and sigma along x, in pixels.
-``tiles.py`` describes the tiles of thread blocks.
+``frame.py`` describes the tiles of thread blocks.
 """
 
 from typing import Any
@@ -18,26 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filters.frame import filter_launch, tiles_of
-from gpuaug.fusion.backends.triton.filters.tiles import (
+from gpuaug.fusion.backends.triton.filters.frame import (
     BORDERS,
     LINES,
     add_lines,
     border_index,
+    filter_launch,
     load_aligned,
     load_exact_pixels,
     load_lines,
     store_tile,
     tile_indices,
+    tiles_of,
 )
-from gpuaug.fusion.backends.triton.launch import (
-    FilterLaunch,
-    FirstLaunch,
-    Launch,
-    kernel,
-    output_constants,
-    source_constants,
-)
+from gpuaug.fusion.backends.triton.launch import FilterLaunch, FirstLaunch, Launch, kernel, output_constants, source_constants
 from gpuaug.fusion.backends.triton.pixel_math import (
     gaussian_exponent,
     gaussian_norm,
@@ -88,8 +82,7 @@ def blur_columns_kernel(
 
     ``blurred_y`` has the values as uint16 in [0, 1], or as float32 in the unit of ``source``. Its planes are transposed,
     because the threads of a warp lie across the axis of the filter: this kernel reads ``source`` along x, and ``blur_rows``
-    reads ``blurred_y`` along y. For the other arguments see ``filter_kernel`` (``frame.py``) and ``tile_indices``
-    (``tiles.py``).
+    reads ``blurred_y`` along y. For the other arguments see ``filter_kernel`` and ``tile_indices`` (``frame.py``).
 
     Grid: (blocks per image, samples, channels).
     """
@@ -296,7 +289,7 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, ou
         (blocks, batch, channels),
         (height, width, tiles_across, param_table.stride(0), *source.stride()[:3]),
         {**source_constants(pass_, source), **tile_constants, "BORDER": border, "TAPS": size_y},
-        warps=tile_constants["TILES"],
+        num_warps=tile_constants["TILES"],
     )
     in_16_bits = gives_unit_range(pass_.front, source.dtype) and may_store_16_bits(pass_, source.dtype, out.dtype)
     first = FirstLaunch(columns_launch, (batch, channels, width, height), UINT16_UNIT if in_16_bits else torch.float32)
@@ -314,4 +307,5 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, o
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), integers, constants, warps=2, registers=160)
+    grid = triton.cdiv(height, STRIP), batch, planes
+    return Launch(blur_strips_kernel, grid, integers, constants, num_warps=2, maxnreg=160)

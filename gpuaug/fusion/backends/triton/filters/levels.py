@@ -9,7 +9,7 @@ Each op runs in two launches. The first, ``table_kernel``, computes *tables* fro
     auto contrast  one: minimum and maximum of the channel, float32         (value - minimum) / (maximum - minimum)
 
 A *level* is a byte, 0 to 255, to which ``to_level`` maps a value in [0, 1]. In this file a *tile* is a tile of CLAHE: one cell
-of a regular grid over the image. Only in ``tile_start`` and in names of ``tiles.py`` it is the output pixels of one warp.
+of a regular grid over the image. Only in ``tile_start`` and in names of ``frame.py`` it is the output pixels of one warp.
 
 ``x + 0.0 * y`` gives the number ``x`` the shape of ``y``, because ``tl.div_rn`` does not broadcast.
 """
@@ -21,8 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filters.frame import filter_launch
-from gpuaug.fusion.backends.triton.filters.tiles import count_levels, load_exact, load_exact_tile, load_flattened
+from gpuaug.fusion.backends.triton.filters.frame import count_levels, filter_launch, load_exact, load_exact_tile, load_flattened
 from gpuaug.fusion.backends.triton.launch import FilterLaunch, FirstLaunch, Launch, kernel, source_constants
 from gpuaug.fusion.backends.triton.pixel_math import (
     LEVELS,
@@ -294,7 +293,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor
     constants = {**common, **settings, "BLOCK": TILE_BLOCK if grid_h else BLOCK}
     # Products and sums of CLAHE are not fused: the product must be rounded to float32 before the addition of 2²³.
     tables_launch = Launch(
-        table_kernel, (splits, batch, channels), integers, constants, warps=4 if grid_h else 8, fp_fusion=not grid_h
+        table_kernel, (splits, batch, channels), integers, constants, num_warps=4 if grid_h else 8, enable_fp_fusion=not grid_h
     )
     epsilon = contrast_op.epsilon if isinstance(contrast_op, AutoContrast) else 0.0
     table_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32

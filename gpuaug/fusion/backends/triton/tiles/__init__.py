@@ -1,1 +1,0 @@
-"""Triton kernels of images and masks that are combined."""
