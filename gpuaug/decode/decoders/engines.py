@@ -109,15 +109,13 @@ class Engines(FileDecoder):
         """
         files_of_members = []
         for number, (work, indices) in enumerate(tasks):
-            layout = work.layout
-            table = layout.headers[indices]
+            table = work.layout.headers[indices]
             files = card_files(work, indices)
             files["work"] = number  # index into ``tasks``
             files["group"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
-            sizes = self._decoder.sizes(files)
-            matches = (sizes == layout.stored[indices]).all(1)
-            for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
-                work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
+            self._decoder.find_sizes(files)
+            matches = (files["found_height"] == files["height"]) & (files["found_width"] == files["width"])
+            work.problems.update((int(file["index"]), nvjpeg.size_problem(file)) for file in files[~matches])
             files_of_members.append(files[matches])
         files = np.concatenate(files_of_members)
         files = files[np.argsort(-files["height"] * files["width"], kind="stable")]

@@ -226,22 +226,17 @@ class Hybrid(FileDecoder):
         """
         states: list[nvjpeg.PhasedState] = []
         for key in keys:
-            try:
-                state = self._idle_or_new_state(key)
-            except nvjpeg.NvJpegError:  # the pool has no state, and there is no memory for one
-                if not states:
-                    raise
+            state = self._state(key, waits=not states)
+            if state is None:
                 break
-            if state is None and states:
-                break
-            states.append(state or self._pools[key].idle.get())
+            states.append(state)
         return states
 
-    def _idle_or_new_state(self, key: "_PoolKey") -> nvjpeg.PhasedState | None:
-        """Return an idle or a new state; ``None`` if no state is idle, and the pool or the memory is full.
+    def _state(self, key: "_PoolKey", *, waits: bool) -> nvjpeg.PhasedState | None:
+        """Return an idle or a new state. If there is none, wait for a state, or return ``None`` if ``waits`` is false.
 
         Raises:
-            NvJpegError: If the pool has no state, and none can be created.
+            NvJpegError: If the pool has no state to wait for, and none can be created.
         """
         pool = self._pools.get(key) or self._pools.setdefault(key, _Pool())  # another thread may add the pool first
         try:
@@ -255,9 +250,9 @@ class Hybrid(FileDecoder):
                         pool.states.append(self._decoders[key.backend].state(pinned_bytes, device_bytes))
                         return pool.states[-1]
                     except nvjpeg.NvJpegError:  # no memory for another state
-                        if not pool.states:
+                        if waits and not pool.states:
                             raise
-        return None
+        return pool.idle.get() if waits else None
 
     def _put_back(self, batch: "_Batch", call: "_Call") -> None:
         """Return the states of a call to their pools."""

@@ -154,7 +154,7 @@ def _find_on_card(
 
 def _create_jpeg_decoder(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     """Return a new JPEG decoder of a card, or the reason why it cannot be created."""
-    if nvjpeg.find_library() is None:
+    if nvjpeg.library() is None:
         others = nvjpeg.other_majors()
         return Absence(
             "library", f"nvJPEG is installed only for CUDA {', '.join(others)}" if others else "nvJPEG is not installed"
