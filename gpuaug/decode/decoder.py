@@ -39,6 +39,9 @@ from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
 from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf
 from gpuaug.decode.work import HostMemoryError, Work, allocate_pixels
 
+LAYOUTS: dict[type[Encoded], type[BatchLayout]] = {Encoded: Layout, EncodedClips: ClipLayout}
+"""Layout of each type of member."""
+
 
 class Decoder:
     """Decode batches on the lanes of one loader, by its ``FileDecoder``s: the decoders of image files and clips.
@@ -111,12 +114,8 @@ class Decoder:
             undecodable: Indices of images that cannot be decoded.
             windows: Function that returns the windows to decode; ``None`` to decode whole images.
         """
-        decoders = self.decoders_of(type(encoded))
-        layout: BatchLayout
-        if isinstance(encoded, EncodedClips):
-            layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
-        else:
-            layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
+        decoders, layout_type = self.decoders_of(type(encoded)), LAYOUTS[type(encoded)]
+        layout = layout_type(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
         data = self._allocate_on_device(layout.length, layout.dtype)
         raw = self._allocate_on_device(layout.raw_length) if layout.raw_length else None
         needs_staging = layout.staged_length and self._lanes.device.type != "cpu"

@@ -24,12 +24,10 @@ from gpuaug.core.errors import DecodeError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event
-from gpuaug.decode.clips.layout import problems as clip_problems
-from gpuaug.decode.decoder import Decoder
+from gpuaug.decode.decoder import LAYOUTS, Decoder
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.hints import DecodedMember
 from gpuaug.decode.layout import BatchLayout, WindowsOf, source_indices
-from gpuaug.decode.layout import problems as image_problems
 from gpuaug.decode.members import map_instances, with_samples_from
 from gpuaug.decode.work import Work
 from gpuaug.stages.base import DecodedSamples
@@ -129,8 +127,7 @@ class Decoding:
         If this ``Decoding`` has replaced samples, the number in ``earlier`` has changed, and the change is counted here.
         """
         for member in encoded:
-            problems = clip_problems if isinstance(member, EncodedClips) else image_problems
-            self._add_problems(member, problems(member.headers, decoder.options))
+            self._add_problems(member, LAYOUTS[type(member)].problems(member.headers, decoder.options))
         self._start()
 
     @property

@@ -8,7 +8,7 @@ Images are decoded *as stored* if they keep the channels and the type in their f
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -99,6 +99,8 @@ class BatchLayout:
             file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
         undecodable: Indices of files that cannot be decoded, at most B - 1. Instead of each of these files, the nearest
             decodable file before it is decoded, cyclically.
+        windows: Function that returns the windows of images to decode. Clips, images that need postprocessing
+            (``needs_postprocessing``), and images whose decoder cannot decode windows, are decoded whole.
     """
 
     dtype: torch.dtype = torch.uint8
@@ -107,8 +109,16 @@ class BatchLayout:
     """Number of pixels of the images outside their windows."""
 
     def __init__(
-        self, headers: Headers, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
+        self,
+        headers: Headers,
+        options: Options,
+        decoders: Sequence[FileDecoder],
+        *,
+        undecodable: Collection[int] = (),
+        windows: WindowsOf | None = None,
     ) -> None:
+        self.batch_headers: Any = headers
+        """``Headers`` or ``ClipHeaders`` of the batch."""
         self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the file that is decoded for each image or clip."""
         self.headers = table = headers.table[self.sources]
@@ -123,6 +133,24 @@ class BatchLayout:
         """(B,) index into ``decoders`` of the decoder of each image or clip."""
         self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         """(B,) mask of the images or clips that the card decodes."""
+        self.lay_out(options, decoders, windows)
+
+    @staticmethod
+    def problems(headers: Headers, options: Options) -> dict[int, str]:
+        """Return index → reason for each image or clip that cannot be decoded according to its header and the options.
+
+        Here: files that cannot be read, or have more pixels than ``max_pixels``.
+        """
+        reasons = dict(headers.problems)
+        pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
+        for index in np.flatnonzero(pixels > options.max_pixels).tolist():
+            height, width = headers.table["height"][index], headers.table["width"][index]
+            reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+        return reasons
+
+    def lay_out(self, options: Options, decoders: Sequence[FileDecoder], windows: WindowsOf | None) -> None:
+        """Set the shapes and offsets of the images or clips. For the arguments see ``BatchLayout``."""
+        raise NotImplementedError
 
     def place(self, lengths: NDArray[np.int64], raw_lengths: NDArray[np.int64]) -> None:
         """Set the offsets of the images in the buffers of ``Work``: the images follow one another without gaps.
@@ -155,24 +183,47 @@ def _offsets(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 class Layout(BatchLayout):
-    """Windows of the images of a batch, and their offsets in one flat buffer.
+    """Windows of the images of a batch, and their offsets in one flat buffer. For the arguments see ``BatchLayout``."""
 
-    Args:
-        headers, options, decoders, undecodable: See ``BatchLayout``.
-        windows: Function that returns the windows to decode. Images that need postprocessing (``needs_postprocessing``), and
-            images whose decoder cannot decode windows, are decoded whole.
-    """
+    @staticmethod
+    def problems(headers: Headers, options: Options) -> dict[int, str]:
+        """Return index → reason for each image that cannot be decoded according to its header and the options."""
+        reasons = BatchLayout.problems(headers, options)
+        is_fixed = isinstance(options.channels, int)
+        channels = 1 if options.channels == "labels" else options.channels or headers.table["stored_channels"]
+        value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
+        pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
+        image_bytes = pixels * channels * value_bytes  # floats: sizes in a hostile header may exceed 64 bits
+        for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
+            reasons.setdefault(
+                index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
+            )
+        if is_fixed:
+            for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
+                reasons.setdefault(
+                    index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
+                )
+            return reasons
+        # Decoded as stored, or as labels: all images must have the type of the first decodable image, and, unless they are
+        # labels, its number of channels.
+        compared = ["stored_channels", "type"]
+        if options.channels == "labels":
+            compared = ["type"]
+            for index in np.flatnonzero(headers.table["label_max"] == 0).tolist():
+                reasons.setdefault(
+                    index, f"it has {_channels_and_type(headers, index)}, not the one of a grey image or palette"
+                )
+        for index in np.flatnonzero(headers.table["stored_channels"] == 0).tolist():
+            reasons.setdefault(index, "its pages are not the bands of one image: they differ in size or type, or are too many")
+        decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
+        channels_and_types = headers.table[compared][decodable]
+        for index in decodable[channels_and_types != channels_and_types[:1]].tolist():
+            first = _channels_and_type(headers, int(decodable[0]))
+            reasons[index] = f"it has {_channels_and_type(headers, index)}, and the first image of the batch has {first}"
+        return reasons
 
-    def __init__(
-        self,
-        headers: Headers,
-        options: Options,
-        decoders: Sequence[FileDecoder],
-        *,
-        undecodable: Collection[int] = (),
-        windows: WindowsOf | None = None,
-    ) -> None:
-        super().__init__(headers, options, decoders, undecodable=undecodable)
+    def lay_out(self, options: Options, decoders: Sequence[FileDecoder], windows: WindowsOf | None) -> None:
+        """Set the shapes, windows and offsets of the images. For the arguments see ``BatchLayout``."""
         table, stored, on_card = self.headers, self.stored, self.on_card
         self.as_stored = options.channels is None
         """Whether images are decoded with the channels and the type that are stored in the files."""
@@ -325,51 +376,6 @@ def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64
     decodable = np.setdiff1d(indices, np.fromiter(undecodable, np.int64))
     sources: NDArray[np.int64] = decodable[np.searchsorted(decodable, indices, side="right") - 1]
     return sources
-
-
-def size_problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each image or clip that cannot be read, or has more pixels than ``max_pixels``."""
-    reasons = dict(headers.problems)
-    pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
-    for index in np.flatnonzero(pixels > options.max_pixels).tolist():
-        height, width = headers.table["height"][index], headers.table["width"][index]
-        reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
-    return reasons
-
-
-def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each image that cannot be decoded according to its header and the options."""
-    reasons = size_problems(headers, options)
-    is_fixed = isinstance(options.channels, int)
-    channels = 1 if options.channels == "labels" else options.channels or headers.table["stored_channels"]
-    value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
-    pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
-    image_bytes = pixels * channels * value_bytes  # floats: sizes in a hostile header may exceed 64 bits
-    for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
-        reasons.setdefault(
-            index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
-        )
-    if is_fixed:
-        for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
-            reasons.setdefault(
-                index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
-            )
-        return reasons
-    # Decoded as stored, or as labels: all images must have the type of the first decodable image, and, unless they are labels,
-    # its number of channels.
-    compared = ["stored_channels", "type"]
-    if options.channels == "labels":
-        compared = ["type"]
-        for index in np.flatnonzero(headers.table["label_max"] == 0).tolist():
-            reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, not the one of a grey image or palette")
-    for index in np.flatnonzero(headers.table["stored_channels"] == 0).tolist():
-        reasons.setdefault(index, "its pages are not the bands of one image: they differ in size or type, or are too many")
-    decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
-    channels_and_types = headers.table[compared][decodable]
-    for index in decodable[channels_and_types != channels_and_types[:1]].tolist():
-        first = _channels_and_type(headers, int(decodable[0]))
-        reasons[index] = f"it has {_channels_and_type(headers, index)}, and the first image of the batch has {first}"
-    return reasons
 
 
 def _channels_and_type(headers: Headers, index: int) -> str:

@@ -102,7 +102,7 @@ def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypa
     with pytest.warns(GpuAugWarning, match=rf"because the card does not decode: {got}\..*gpuaug\[decode-cu13\]"):
         found = registry.find("auto", CARD)
     assert names(found) == ["cpu"]
-    assert {found["engines"].cause, found["hybrid"].cause} == {"library"}
+    assert {found["engines"].advice, found["hybrid"].advice} == {"Run pip install 'gpuaug[decode-cu13]'"}
     for backend in ("engines", "hybrid"):
         with pytest.raises(DeviceError, match=f"got '{backend}': {got}"):
             registry.find(backend, CARD)
@@ -167,7 +167,7 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
 def test_no_card_decodes_for_a_cpu():
     found = registry.find("auto", torch.device("cpu"))
     assert names(found) == ["cpu"]
-    assert (found["engines"].cause, found["engines"].words) == ("device", "the device is cpu")
+    assert (found["engines"].words, found["engines"].advice) == ("the device is cpu", "")
 
 
 @pytest.mark.usefixtures("none_made")
