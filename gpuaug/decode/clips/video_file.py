@@ -141,7 +141,7 @@ class Video:
         """Yield the packets ``first`` … ``last``, in decoding order.
 
         Args:
-            first: Number of the packet of a key frame. Packets are numbered from 0 in decoding order, as in ``Index.packets``.
+            first: Number of the packet of a key frame. Packets are numbered from 0 in decoding order, as in ``Index``.
             last: Number of the last packet.
 
         Raises:
@@ -169,19 +169,19 @@ class Video:
 
         Packets are compared by ``stamp_of``: the presentation time stamp, or the decoding time stamp if there is none.
         """
-        indexed_packets = self.index.packets
+        index = self.index
         container = self._container or self._open()
         try:
-            seek_dts = int(indexed_packets.key_dts[np.searchsorted(indexed_packets.keys, first)])
+            seek_dts = int(index.key_dts[np.searchsorted(index.keys, first)])
             container.seek(seek_dts, stream=container.streams.video[0], backward=True)
         except libav.required_module().error.FFmpegError:
             return iter(())
         packets = packets_of(container)
         for packet in packets:
             stamp = stamp_of(packet)
-            if stamp == indexed_packets.stamp[first]:
+            if stamp == index.stamp[first]:
                 return itertools.chain([packet], packets)
-            if packet.is_keyframe and stamp is not None and stamp > indexed_packets.stamp[first]:
+            if packet.is_keyframe and stamp is not None and stamp > index.stamp[first]:
                 break  # a later key frame: the seek has missed packet ``first``
         return iter(())
 
