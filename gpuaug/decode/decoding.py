@@ -83,7 +83,7 @@ class Decoding:
         decoder: Decoder of the stage.
         pools: Threads of the loader's iterator.
         encoded: Members of the batch to decode, with B samples each.
-        windows: Function per member that returns the windows to decode.
+        windows: Function per member that returns the windows to decode; ``None`` to decode whole images.
         earlier: Decodings of other members of the batch, by earlier stages. They are submitted and collected before this one.
             If such a ``Decoding`` also has B samples, a sample that one of the two cannot decode is replaced in the members of
             both.
@@ -101,7 +101,7 @@ class Decoding:
         decoder: Decoder,
         pools: Pools,
         encoded: list[Encoded],
-        windows: Sequence[WindowsOf],
+        windows: Sequence[WindowsOf | None],
         *,
         earlier: Sequence["Decoding"],
         max_replaced: float | None,

@@ -81,10 +81,7 @@ class Work(Generic[AnyLayout]):
         The loader calls this method as it calls ``Tensor.to``. The current stream must already wait for the decoders' events.
         """
         self.layout.finish(self.data, self.raw)
-        result = self.layout.batch(self.data)
-        if isinstance(result, Ragged):
-            return Ragged(result.data, result.places.to(device, non_blocking=non_blocking), result.shapes)
-        return result
+        return self.layout.batch(self.data).to(device, non_blocking=non_blocking)
 
 
 class HostMemoryError(GpuAugError, MemoryError):

@@ -39,8 +39,8 @@ def asked(monkeypatch):
     windows = _BoundTransform.windows
     given = []
 
-    def noted(stage, *arguments):
-        given.append(windows(stage, *arguments))
+    def noted(stage, *arguments, **keywords):
+        given.append(windows(stage, *arguments, **keywords))
         return given[-1]
 
     monkeypatch.setattr(_BoundTransform, "windows", noted)
