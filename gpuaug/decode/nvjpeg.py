@@ -391,13 +391,9 @@ def enter(device: torch.device) -> None:
     """Prepare this thread for CUDA calls of any library on ``device``, even while another thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
-        _relax_capture()
+        # Its calls are then allowed, and do not become part of the graph.
+        _cuda_runtime().cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
         _thread.device = device
-
-
-def _relax_capture() -> None:
-    """Allow CUDA calls of this thread while another thread captures a CUDA graph. They do not become part of the graph."""
-    _cuda_runtime().cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
 
 
 def _cuda_runtime() -> ctypes.CDLL:

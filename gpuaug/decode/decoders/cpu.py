@@ -111,7 +111,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     try:
         buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
         # Decoded pixels, or the reason why the file cannot be decoded, or None if PIL has to decode the file.
-        pixels = format_.decode(file, layout, info, buffer)
+        pixels = format_.decode(file, layout, info, buffer) if format_.decode is not None else None
         if isinstance(pixels, str):
             return pixels
         if pixels is None:
