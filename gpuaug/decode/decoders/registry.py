@@ -16,12 +16,11 @@ import torch
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips import libav
-from gpuaug.decode.decoders import nvdec_sessions
+from gpuaug.decode.decoders import nvdec
 from gpuaug.decode.decoders.base import FileDecoder
 from gpuaug.decode.decoders.cpu import Cpu
 from gpuaug.decode.decoders.engines import Engines
 from gpuaug.decode.decoders.hybrid import Hybrid
-from gpuaug.decode.decoders.nvdec import NvDec
 from gpuaug.decode.decoders.pyav import PyAv
 
 Backend = Literal["auto", "engines", "hybrid", "nvdec", "cpu"]
@@ -116,10 +115,10 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
     Warns:
         GpuAugWarning: If a GPU's clips are decoded on the CPU because PyNvVideoCodec is missing or cannot be loaded.
     """
-    nvdec = _find_on_card(NvDec, "cpu" if backend == "cpu" else "auto", device, _create_nvdec)
-    _report_absence("clips", backend, {"nvdec": nvdec})
+    decoder = _find_on_card(nvdec.NvDec, "cpu" if backend == "cpu" else "auto", device, _create_nvdec)
+    _report_absence("clips", backend, {"nvdec": decoder})
     pyav = PyAv() if libav.find_module() is not None else Absence(f"PyAV is not installed. {libav.INSTALL}")
-    return {"nvdec": nvdec, "pyav": pyav}
+    return {"nvdec": decoder, "pyav": pyav}
 
 
 def usable(decoders: DecodersByName) -> list[FileDecoder]:
@@ -128,7 +127,7 @@ def usable(decoders: DecodersByName) -> list[FileDecoder]:
 
 
 def _find_on_card(
-    decoder_type: type[Engines | Hybrid | NvDec],
+    decoder_type: type[Engines | Hybrid | nvdec.NvDec],
     backend: Backend,
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
@@ -163,10 +162,10 @@ def _create_jpeg_decoder(decoder_type: type[Engines | Hybrid], device: torch.dev
         return Absence(f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})", _FREE_MEMORY)
 
 
-def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder | Absence:
+def _create_nvdec(decoder_type: type[nvdec.NvDec], device: torch.device) -> FileDecoder | Absence:
     """Return a new ``NvDec``, or the reason why it cannot be created."""
     try:
-        if nvdec_sessions.library() is None:
+        if nvdec.library() is None:
             return Absence("PyNvVideoCodec is not installed", libav.INSTALL)
         # This call raises an error if there is no memory for a CUDA context. PyNvVideoCodec would end the process instead.
         torch.cuda.mem_get_info(device)

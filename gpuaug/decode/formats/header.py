@@ -61,8 +61,8 @@ class ImageFormat(NamedTuple):
     It raises ``IndexError`` or ``struct.error`` if the file ends within its header, and ``LimitError`` if it exceeds a limit.
     """
     decode: Callable[[NDArray[np.uint8], Layout, ImageInfo, NDArray[np.uint8]], NDArray[Any] | str | None] | None = None
-    """``None`` if PIL decodes all files of the format. Otherwise a function of (file, layout of the batch, header fields, buffer)
-    that decodes an image with another library.
+    """``None`` if PIL decodes all files of the format. Otherwise a function of (file, layout of the batch, header fields,
+    buffer) that decodes an image with another library.
 
     It returns pixels (h, w, C) in the orientation of the file, downsampled by the scale of the image, in ``buffer`` or another
     array; the reason why the file cannot be decoded; or ``None`` if PIL must decode the file. Pixels must equal PIL's, bit for
