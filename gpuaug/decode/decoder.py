@@ -31,7 +31,6 @@ from torch import Tensor
 
 from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import GpuAugWarning
-from gpuaug.core.ragged import buffer_length
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
@@ -124,22 +123,21 @@ class Decoder:
 
     def _allocate_on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a device buffer for ``length`` values, and drop the references to buffers that are freed."""
-        buffer = allocate_pixels(buffer_length(length * dtype.itemsize), self._lanes.device, dtype)
+        buffer = allocate_pixels(length, self._lanes.device, dtype)
         self._pixels = [*(reference for reference in self._pixels if reference() is not None), weakref.ref(buffer)]
         return buffer
 
     def _allocate_staging(self, values: int, dtype: torch.dtype) -> Tensor:
         """Return a host buffer for ``values`` values: page-locked, or pageable without CUDA or if page-locking fails."""
-        size = values * dtype.itemsize
-        host, buffer_bytes = torch.device("cpu"), buffer_length(size)
+        host = torch.device("cpu")
         if self._pins_staging:
             try:
-                buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
+                buffer = allocate_pixels(values, host, dtype, pin_memory=True)
             except HostMemoryError as error:
                 self._pins_staging = False
-                reason = str(error).partition("\n")[0]
+                reason, size_mb = str(error).partition("\n")[0], values * dtype.itemsize / 1e6
                 warnings.warn(
-                    f"Copies of decoded images make the decoder wait, because {size / 1e6:.1f} MB could not be page-locked "
+                    f"Copies of decoded images make the decoder wait, because {size_mb:.1f} MB could not be page-locked "
                     f"({reason}). Lower depth, or batch_size of the DataLoader.",
                     GpuAugWarning,
                     stacklevel=2,
@@ -147,7 +145,7 @@ class Decoder:
             else:
                 self._pinned = [*(reference for reference in self._pinned if reference() is not None), weakref.ref(buffer)]
                 return buffer
-        return allocate_pixels(buffer_bytes, host, dtype)
+        return allocate_pixels(values, host, dtype)
 
     def start(self, pools: Pools, works: list[Work[BatchLayout]]) -> Future[list[Event]]:
         """Start to decode a batch on a thread of ``pools.batches``.

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from gpuaug.core.encoded import Row, RowId, Undecoded, refuse_transforms
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.file_bytes import bytes_view, file_size_problem, is_bytes, open_file
+from gpuaug.decode.file_bytes import bytes_view, check_size, is_bytes, open_file
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import format_of, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
@@ -70,9 +70,7 @@ class EncodedFile(Undecoded, metaclass=_UnreadType):
         """Return [height, width] of the image after rotation by its EXIF orientation."""
         try:
             with open_file(self.path) as file:
-                size = os.fstat(file.fileno()).st_size
-                problem = file_size_problem(size, MAX_FILE_BYTES)
-                header = Header(problem=problem) if problem else parse(file.read(size))
+                header = parse(file.read(check_size(os.fstat(file.fileno()).st_size)))
         except LimitError as error:
             header = Header(problem=str(error))
         if header.problem:

@@ -7,6 +7,7 @@ as their EXIF orientation requires. A *member* is an entry of a batch.
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,13 @@ class DecodedMember(NamedTuple):
         """
         if self.options.channels == "labels" or _match_mask_name(self.headers.member):
             return True
-        return any(_reads_as_mask(selection, self.value, batch) for selection in selections)
+        for selection in selections:
+            keys = selection.normalized_keys or ()
+            with suppress(SelectionError):  # the stage may read a member that an earlier stage adds
+                values = selection.read(batch) if "mask" in keys else ()
+                if any(key == "mask" and value is self.value for key, value in zip(keys, values, strict=False)):
+                    return True
+        return False
 
 
 class Hints:
@@ -168,15 +175,3 @@ def _sample(member: DecodedMember, index: int) -> str:
     """Return the index and, if it is known, the file of a sample as text."""
     name = member.headers.names[index]
     return f"sample {index} ({name})" if name else f"sample {index}"
-
-
-def _reads_as_mask(selection: Selection, value: Any, batch: Batch) -> bool:
-    """Return whether a stage reads ``value`` with the data key ``mask``."""
-    keys = selection.normalized_keys
-    if keys is None or "mask" not in keys:
-        return False
-    try:
-        values = selection.read(batch)
-    except SelectionError:  # the stage may read a member that an earlier stage adds
-        return False
-    return any(key == "mask" and item is value for key, item in zip(keys, values, strict=True))

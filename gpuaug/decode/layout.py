@@ -77,8 +77,6 @@ class ImageInfo(NamedTuple):
     """Number of rows of the window."""
     window_width: int
     """Number of columns of the window."""
-    whole: int
-    """1 if the window is the whole image; otherwise 0. A number, because ``IMAGE`` has integer fields only."""
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
     sampling: int
@@ -289,8 +287,7 @@ class Layout(BatchLayout):
         table = self.headers
         file_fields = (table["start"], table["length"], table["format"], np.where(self.label_max, 1, table["channels"]))
         size_fields = (table["height"], table["width"], table["orientation"], self.orientations, self.scales)
-        whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
-        columns = (*file_fields, *size_fields, self.windows, whole, self.label_max, table["sampling"])
+        columns = (*file_fields, *size_fields, self.windows, self.label_max, table["sampling"])
         return np.column_stack(columns).astype(np.int64).view(IMAGE)[:, 0]
 
     @cached_property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import GpuAugError
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Ragged, buffer_length
 from gpuaug.core.streams import Lane
 from gpuaug.decode.layout import BatchLayout
 
@@ -89,14 +89,14 @@ class HostMemoryError(GpuAugError, MemoryError):
 
 
 def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
-    """Return a flat tensor of ``length`` bytes, a multiple of the item size of ``dtype``, for pixels of type ``dtype``.
+    """Return a flat tensor for at least ``length`` values of type ``dtype``.
 
     Raises:
         HostMemoryError: If host memory cannot be allocated or page-locked.
     """
     with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
         try:
-            data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+            data = torch.empty(buffer_length(length * dtype.itemsize), dtype=torch.uint8, device=device, pin_memory=pin_memory)
         except RuntimeError as error:
             is_device_memory = isinstance(error, torch.OutOfMemoryError) and device.type != "cpu"  # the loader adds advice
             # An error from deeper frames was raised by a signal handler, such as torch's handler for dead workers.

@@ -261,8 +261,8 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
         with monkeypatch.context() as patch:
             limit_threads(patch, 0, "gpuaug-decode-card")
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                engines.begin(work, np.arange(4), resources)
-        engines.begin(work, np.arange(4), resources)()
+                engines.begin_all([(work, np.arange(4))], resources)
+        engines.begin_all([(work, np.arange(4))], resources)[0]()
     assert len(calls) == 1
 
 

@@ -121,7 +121,9 @@ class FileDecoder(ABC):
         return windows
 
     def begin_all(self, tasks: Sequence[tuple[Any, NDArray[Any]]], resources: Resources) -> list[Callable[[], Event]]:
-        """Start to decode images or clips of several members of a batch. By default, call ``begin`` for each member.
+        """Start to decode images or clips of several members of a batch. A decoder defines this method or ``begin``.
+
+        By default, call ``begin`` for each member.
 
         Args:
             tasks: Per member, the arguments ``work`` and ``indices`` of ``begin``.
@@ -132,7 +134,6 @@ class FileDecoder(ABC):
         """
         return [self.begin(work, indices, resources) for work, indices in tasks]
 
-    @abstractmethod
     def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode images or clips of a batch. Called on a thread of ``Pools.batches``.
 
@@ -146,6 +147,7 @@ class FileDecoder(ABC):
         Returns:
             Function that waits for the decoder on the host, and returns the event after which the pixels are in ``work.data``.
         """
+        raise NotImplementedError
 
 
 class HostDecoder(FileDecoder):

@@ -43,9 +43,8 @@ def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
 
     ``Hybrid`` has the same limits, and a limit of pixels.
     """
-    fits = is_among(table["sampling"], SAMPLINGS)
-    fits &= np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
-    return fits
+    fits_engines: NDArray[np.bool_] = np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
+    return fits_engines & is_among(table["sampling"], SAMPLINGS)
 
 
 class Engines(FileDecoder):
@@ -76,13 +75,7 @@ class Engines(FileDecoder):
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the baseline JPEGs with a supported chroma subsampling and size."""
-        mask = fits_nvjpeg(table)
-        mask &= table["format"] == Format.JPEG
-        return mask
-
-    def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Start to decode images of one member of a batch, as ``begin_all`` does."""
-        return self.begin_all([(work, indices)], resources)[0]
+        return fits_nvjpeg(table) & is_among(table["format"], (Format.JPEG,))
 
     def begin_all(self, tasks: Sequence[tuple[Work[Layout], NDArray[Any]]], resources: Resources) -> list[Callable[[], Event]]:
         """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code.

@@ -153,10 +153,8 @@ class Hybrid(FileDecoder):
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the baseline and progressive JPEGs with a supported chroma subsampling and size."""
-        pixels = table["height"].astype(np.int64) * table["width"]
-        is_taken = fits_nvjpeg(table)
-        is_taken &= is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MAX_PIXELS)
-        return is_taken
+        is_small: NDArray[np.bool_] = table["height"].astype(np.int64) * table["width"] <= MAX_PIXELS
+        return is_small & fits_nvjpeg(table) & is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG))
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of large baseline JPEGs that this decoder takes from the engines, which are too slow for all.

@@ -97,7 +97,8 @@ class Loops:
         selected = np.zeros(len(jobs), np.bool_)
         if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:  # grey or RGB of 8 bits
             selected[indices] = layout.orientations[indices] == 1
-        is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
+        is_part = (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
+        is_jpeg = is_part & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
         is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
         makers = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
         # (loop, (B,) mask of its images) for each loop that has images and can run here. Only such a loop is made and compiled.

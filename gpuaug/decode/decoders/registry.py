@@ -185,7 +185,7 @@ def _report_absence(content: str, backend: Backend, decoders: DecodersByName) ->
         backend: Argument of the stage, which may name one of the decoders.
         decoders: Decoders of the card. If all are missing, the last could have decoded the files of the others, too.
     """
-    for name, absence in reversed(decoders.items()):
+    for name, absence in reversed([*decoders.items()]):
         if not isinstance(absence, Absence):
             return
         reason = absence.words
