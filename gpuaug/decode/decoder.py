@@ -30,13 +30,19 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded, EncodedClips
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.ragged import buffer_length
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
-from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf
-from gpuaug.decode.work import HostMemoryError, Work, allocate_pixels
+from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf, Work
+
+POISON: int | None = None
+"""Byte with which tests fill output buffers before decoding, to detect pixels that were not written; ``None``: no fill.
+
+Package code never sets it.
+"""
 
 LAYOUTS: dict[type[Encoded], type[BatchLayout]] = {Encoded: Layout, EncodedClips: ClipLayout}
 """Layout of each type of member."""
@@ -209,3 +215,26 @@ class Decoder:
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:
     """Return the number of bytes of the tensors that still exist."""
     return sum(tensor.nbytes for reference in references if (tensor := reference()) is not None)
+
+
+class HostMemoryError(GpuAugError, MemoryError):
+    """Host memory cannot be allocated, or cannot be page-locked. Callers add advice to the message."""
+
+
+def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
+    """Return a flat tensor for at least ``length`` values of type ``dtype``.
+
+    Raises:
+        HostMemoryError: If host memory cannot be allocated or page-locked.
+    """
+    with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
+        try:
+            data = torch.empty(buffer_length(length * dtype.itemsize), dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        except RuntimeError as error:
+            is_device_memory = isinstance(error, torch.OutOfMemoryError) and device.type != "cpu"  # the loader adds advice
+            # An error from deeper frames was raised by a signal handler, such as torch's handler for dead workers.
+            if is_device_memory or getattr(error.__traceback__, "tb_next", None) is not None:
+                raise
+            raise HostMemoryError(*error.args) from error
+        data = data if POISON is None else data.fill_(POISON)
+        return data if dtype == torch.uint8 else data.view(dtype)

@@ -27,9 +27,8 @@ from gpuaug.core.streams import Event
 from gpuaug.decode.decoder import LAYOUTS, Decoder
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.hints import DecodedMember
-from gpuaug.decode.layout import BatchLayout, WindowsOf, source_indices
+from gpuaug.decode.layout import BatchLayout, WindowsOf, Work, source_indices
 from gpuaug.decode.members import map_instances, with_samples_from
-from gpuaug.decode.work import Work
 from gpuaug.stages.base import DecodedSamples
 
 MAX_LOGGED_PROBLEMS = 3

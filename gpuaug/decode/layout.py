@@ -1,4 +1,4 @@
-"""Buffer offset and decoder of each image in a batch, computed from the headers and the options of the stage alone.
+"""Decoding task for one member of a batch: buffers, and the offset and decoder of each image, from headers and options alone.
 
 A batch holds a *window* of each image: the part that the next stage reads, or the whole image. An *upright* image is rotated as
 its EXIF orientation requires. A *card* is a GPU. *Labels* are class indices in a grey or palette image, such as a mask.
@@ -6,16 +6,17 @@ Images are decoded *as stored* if they keep the channels and the type in their f
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers, is_among
+from gpuaug.core.encoded import SAMPLE_TYPES, Encoded, Format, Headers, is_among
 from gpuaug.core.ragged import Ragged, Shapes, Windows
+from gpuaug.core.streams import Lane
 from gpuaug.decode.decoders.base import FileDecoder
 
 
@@ -337,6 +338,66 @@ class Layout(BatchLayout):
             upright = rotated_upright(image, int(self.orientations[index]))
             first = int(self.starts[index])
             data[first : first + upright.numel()].view(upright.shape).copy_(upright)
+
+
+AnyLayout = TypeVar("AnyLayout", bound=BatchLayout, covariant=True)
+
+
+@dataclass(slots=True, eq=False)
+class Work(Generic[AnyLayout]):
+    """Decoding task for one ``Encoded`` of a batch. Its buffers are allocated on the training thread."""
+
+    encoded: Encoded
+    layout: AnyLayout
+    data: torch.Tensor
+    """(values,) device tensor for the decoded images or clips, at offsets ``BatchLayout.starts``."""
+    raw: torch.Tensor | None
+    """(bytes,) device tensor for images that the card decodes in another form, at offsets ``BatchLayout.raw_starts``.
+
+    ``BatchLayout.finish`` converts them, for instance rotates them upright, and writes them to ``data``. ``None`` if there are
+    no such images.
+    """
+    staging: torch.Tensor | None
+    """(values,) host tensor for the images that the CPU decodes, at offsets ``BatchLayout.staged_starts``.
+
+    Page-locked with CUDA. ``None`` if the CPU decodes no image, or if ``data`` is in host memory: the CPU then decodes into
+    ``data``.
+    """
+    problems: dict[int, str] = field(default_factory=dict)
+    """Index of each image that cannot be decoded → reason. The decoders add entries."""
+    is_abandoned: bool = False
+    """Whether the result is not needed any more: threads then stop after their current images."""
+
+    @property
+    def host(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """Buffer into which the CPU decodes, and the (B,) offsets of the images in this buffer, in values."""
+        return (self.data, self.layout.starts) if self.staging is None else (self.staging, self.layout.staged_starts)
+
+    def copy_staged(self, indices: NDArray[Any], lane: Lane) -> None:
+        """Copy images or clips from ``staging``, if there is one, to ``data``: one copy per run of adjacent images.
+
+        Args:
+            indices: (n,) indices of the images to copy, at least one.
+            lane: Lane on which the copies are queued.
+        """
+        if self.staging is None:
+            return
+        columns = (self.layout.starts, self.layout.staged_starts, self.layout.lengths)
+        starts, staged_starts, lengths = (column[np.sort(indices)] for column in columns)
+        # A run is a sequence of images that are adjacent in both buffers. A new run starts where an image does not begin at the
+        # end of the preceding image in ``data``. Images that are adjacent in ``data`` are adjacent in ``staging``, too, because
+        # both buffers have the same order.
+        run_starts = np.append(0, np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1)
+        runs = starts[run_starts].tolist(), staged_starts[run_starts].tolist(), np.add.reduceat(lengths, run_starts).tolist()
+        lane.copy_parts(self.data, self.staging, zip(*runs, strict=True))
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | torch.Tensor:
+        """Return the decoded images or clips on ``device``.
+
+        The loader calls this method as it calls ``Tensor.to``. The current stream must already wait for the decoders' events.
+        """
+        self.layout.finish(self.data, self.raw)
+        return self.layout.batch(self.data).to(device, non_blocking=non_blocking)
 
 
 _FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}

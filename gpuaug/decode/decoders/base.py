@@ -1,7 +1,7 @@
 """Interface of a decoder of image files or clips, and the threads and lanes that decoders use.
 
 A *lane* is a CUDA stream with a name. A *card* is a GPU. The JPEG engines and the video engines (NVDEC) are decoding hardware
-of a card. A *window* is the part of an image that is decoded. ``Work`` (``work.py``) is the decoding task for one member of a
+of a card. A *window* is the part of an image that is decoded. ``Work`` (``layout.py``) is the decoding task for one member of a
 batch: headers and bytes of the files, and buffers for the pixels. A *member* is an entry of a batch. An *upright* image is
 rotated as its EXIF orientation requires. *Pending* images or clips are those that no thread has started.
 """

@@ -26,8 +26,7 @@ from gpuaug.decode.formats.header import ImageFormat
 from gpuaug.decode.formats.imagecodecs import imagecodecs
 from gpuaug.decode.formats.jpeg import simplejpeg
 from gpuaug.decode.headers import format_of
-from gpuaug.decode.layout import ImageInfo, Layout, rotated_upright
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import ImageInfo, Layout, Work, rotated_upright
 from gpuaug.feed.image_input import as_array, copy_pixels, stored_values
 
 _JPEGS = (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG)

@@ -17,9 +17,8 @@ from gpuaug.core.encoded import Format, is_among
 from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
-from gpuaug.decode.layout import Layout
+from gpuaug.decode.layout import Layout, Work
 from gpuaug.decode.nvjpeg_loops import FILE
-from gpuaug.decode.work import Work
 
 MAX_ENGINE_SIDE = 16384
 """Maximum length of a side that the JPEG engines support, in pixels."""

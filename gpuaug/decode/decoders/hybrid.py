@@ -31,8 +31,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
 from gpuaug.decode.decoders.engines import card_files, fits_nvjpeg
-from gpuaug.decode.layout import Layout
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import Layout, Work
 
 MAX_STATES = 96
 """Maximum number of states of a pool, which all loaders of a process on one device share.

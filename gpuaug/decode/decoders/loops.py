@@ -26,8 +26,7 @@ from gpuaug.decode.decoders.turbojpeg import (
     SUBSAMPLING,
     WIDTH,
 )
-from gpuaug.decode.layout import IMAGE, Layout
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import IMAGE, Layout, Work
 
 Array = NDArray[Any]
 

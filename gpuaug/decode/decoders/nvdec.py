@@ -25,7 +25,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipInfo, ClipLayout
 from gpuaug.decode.decoders.base import MAX_SESSIONS, FileDecoder, Resources, share
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import Work
 
 PACKETS_PER_CALL = 32
 """Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
@@ -126,11 +126,6 @@ class Session:
         return frames
 
 
-def nv12_of(frame: Any) -> Tensor:
-    """Return a (3/2 H, W) uint8 view of the device memory of a frame in the format NV12: luma (H, W), then chroma."""
-    return torch.utils.dlpack.from_dlpack(frame)
-
-
 class SessionPool:
     """Cache of open sessions, per lane (CUDA stream) of one device.
 
@@ -142,7 +137,7 @@ class SessionPool:
     def __init__(self, open_session: Callable[[SessionKey, int], Session], max_sessions: int = SESSIONS_PER_LANE) -> None:
         self._open_session, self._max_sessions = open_session, max_sessions
         self._sessions: dict[int | str, OrderedDict[SessionKey, Session]] = {}
-        """Stream of a lane (``_stream_key``) → sessions that are open and not in use, the most recently used last."""
+        """Handle of a lane's CUDA stream, or name of the lane → sessions that are open and not in use, the last used last."""
 
     def __len__(self) -> int:
         return sum(map(len, list(self._sessions.values())))
@@ -154,7 +149,7 @@ class SessionPool:
             key: Codec and size.
             lane: Lane on which frames are written. Lanes of later loaders on the same CUDA stream take over its sessions.
         """
-        sessions = self._sessions.setdefault(_stream_key(lane), OrderedDict())
+        sessions = self._sessions.setdefault(lane.handle or lane.name, OrderedDict())
         session = sessions.pop(key, None)
         while len(sessions) >= self._max_sessions:  # leaves room to put the taken session back
             sessions.popitem(last=False)  # deleting a session closes it
@@ -162,12 +157,7 @@ class SessionPool:
 
     def put(self, key: SessionKey, lane: Lane, session: Session) -> None:
         """Put a session back into the pool, for the next clip of the lane. Do not put back a session that raised an error."""
-        self._sessions[_stream_key(lane)][key] = session
-
-
-def _stream_key(lane: Lane) -> int | str:
-    """Return the handle of the lane's CUDA stream; without CUDA (``in_line``), the name of the lane."""
-    return lane.name if lane.in_line else lane.handle
+        self._sessions[lane.handle or lane.name][key] = session
 
 
 class NvDec(FileDecoder):
@@ -291,7 +281,7 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: Tensor) 
             positions = info.positions.get(time_stamps[count], ())  # indices into ``frames_out``; empty if not selected
             count += 1
             if positions:
-                pixels = nv12_of(frame)
+                pixels = torch.utils.dlpack.from_dlpack(frame)  # (3/2 H, W) view of device memory: luma (H, W), then chroma
                 if pixels.shape != frames_out.shape[1:]:
                     expected = tuple(frames_out.shape[1:])
                     return f"NVDEC returns frames of shape {tuple(pixels.shape)}, but its header says {expected}"
