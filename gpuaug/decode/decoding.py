@@ -107,8 +107,7 @@ class Decoding:
         position: Position,
     ) -> None:
         self._decoder, self._pools, self._encoded, self._windows = decoder, pools, encoded, windows
-        self._raises = max_replaced is None
-        self._max_replaced = 1.0 if max_replaced is None else max_replaced
+        self._max_replaced = max_replaced
         self._position = position
         self._count = len(encoded[0])  # number of samples, B
         self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
@@ -133,9 +132,8 @@ class Decoding:
     def decoded(self) -> DecodedSamples:
         """Number of samples, and the samples that were replaced. Valid after ``collect``."""
         problems = [self._all_problems[index] for index in sorted(self.replaced_samples)]
-        return DecodedSamples(
-            self._count, len(problems), {problem.file: problem.reason for problem in problems}, self._max_replaced
-        )
+        max_replaced = 1.0 if self._max_replaced is None else self._max_replaced
+        return DecodedSamples(self._count, len(problems), {problem.file: problem.reason for problem in problems}, max_replaced)
 
     def done(self) -> bool:
         """Return whether ``collect`` returns without waiting for the decoders."""
@@ -199,7 +197,7 @@ class Decoding:
             DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
                 decoded.
         """
-        if self._raises and self._problems:
+        if self._max_replaced is None and self._problems:
             self._refuse(self._problems, "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage.")
         if self._all_problems and len(self._all_problems) == self._count:
             self._refuse(

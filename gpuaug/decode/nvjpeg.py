@@ -129,9 +129,11 @@ The environment variable is set when this module is imported, because CUDA may s
 class Library:
     """Base class of decoders: the loaded library nvJPEG, and one handle of it (``nvjpegHandle_t``), for one backend."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device, backend: int) -> None:
         self._library: Any = library()  # ``registry.py`` has checked that nvJPEG is installed
         self._handle = c_void_p()
+        with torch.cuda.device(device):
+            self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
 
     @property
     def exact_windows(self) -> bool:
@@ -148,10 +150,6 @@ class Library:
         for property_, part in enumerate(parts):
             self._call("nvjpegGetProperty", c_int(property_), byref(part))
         return ".".join(str(part.value) for part in parts)
-
-    def _create(self, backend: int) -> None:
-        """Create the nvJPEG handle."""
-        self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call a function of nvJPEG, and raise an ``NvJpegError`` if its status is not 0."""
@@ -187,9 +185,8 @@ class BatchDecoder(Library):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(device, HARDWARE)
         with torch.cuda.device(device):
-            self._create(HARDWARE)
             self._first_state = self._create_object("nvjpegJpegStateCreate", self._handle)
         self._states: dict[int, int] = {}
         """Group → handle of its decoding state (``nvjpegJpegState_t``)."""
@@ -287,9 +284,8 @@ class PhasedDecoder(Library):
     """
 
     def __init__(self, device: torch.device, backend: int = HYBRID) -> None:
-        super().__init__()
+        super().__init__(device, backend)
         with torch.cuda.device(device):
-            self._create(backend)
             self._decoder = self._create_object("nvjpegDecoderCreate", self._handle, c_int(backend))
 
     def state(self, pinned_bytes: int, device_bytes: int) -> PhasedState:

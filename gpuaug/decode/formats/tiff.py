@@ -135,21 +135,16 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     )
 
 
-_MAX_PIL_BANDS = 4
-"""Maximum number of bands of an image that PIL decodes, alpha included."""
-
-
 def _parse(data: memoryview) -> Header:
     """Parse the header: by the tags if PIL cannot decode the file, or would drop bands."""
     first_page = tags(data)
     if first_page is None:
         return Header(problem="its header is broken")
     # PIL reads -1 of int8 as 255. ``type[:5]`` is "float" for float32 and float64.
-    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")
-    if not has_pil_type or (first_page.samples > _MAX_PIL_BANDS and first_page.is_plain):
+    if first_page.bits == 16 or first_page.type[:5] in ("int8", "float"):
         return _header_of(first_page)
     header = pil.parse(data, FORMAT.names, bits=first_page.bits)
-    if first_page.samples > max(header.channels, 1):  # PIL raises an error, or drops the other bands silently
+    if first_page.samples > max(header.channels, 1):  # PIL raises an error, or drops bands after the fourth
         return _header_of(first_page)
     if header.problem:
         return header
