@@ -202,8 +202,8 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
     """
     if type(value) is CachedFile:
         return value.path, value.content
-    if type(value) is EncodedFile:
-        return value.path, None
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
+        return os.fsdecode(value), None
     if is_bytes(value):
         return "", bytes_view(value)
     if _is_hugging_face_image(value):
@@ -218,8 +218,6 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
         content = value.fp.read(MAX_FILE_BYTES + 1)
         value.fp.seek(position_in_file)  # the position at which PIL continues to read
         return os.fsdecode(getattr(value, "filename", "")), bytes_view(content)
-    if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
-        return os.fsdecode(value), None
     refuse(value, position)
 
 

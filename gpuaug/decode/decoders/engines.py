@@ -111,7 +111,7 @@ class Engines(FileDecoder):
             files_of_members.append(files[matches])
         files = np.concatenate(files_of_members)
         files = files[np.argsort(-files["height"] * files["width"], kind="stable")]
-        if _have_windows(tasks):
+        if any(work.layout.shapes.windows is not None for work, _ in tasks):
             self._decoder.set_windows(files)
         keys = np.stack((files["group"], files["form"]), 1)
         return [files[(keys == key).all(1)] for key in np.unique(keys, axis=0)]
@@ -140,17 +140,12 @@ class Engines(FileDecoder):
                             continue
                         if status:  # ``files`` has only one file, because a call of several files would be divided
                             tasks[int(files["work"][0])][0].problems[int(files["index"][0])] = nvjpeg.problem(status)
-                        if _have_windows(tasks):
+                        if files["parameters"].any():
                             self._decoder.put_back(files)
                     calls = failed
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
-
-
-def _have_windows(tasks: Sequence[tuple[Work[Layout], NDArray[Any]]]) -> bool:
-    """Return whether a window is decoded of at least one image. ``set_windows`` is then called for all files."""
-    return any(work.layout.shapes.windows is not None for work, _ in tasks)
 
 
 def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
