@@ -77,7 +77,7 @@ class FileDecoder(ABC):
 
     name: ClassVar[str]
     """Name of the decoder in ``DecoderTable``, which shows the user the decoders of a stage."""
-    files: ClassVar[str]
+    files: str
     """Short description of the files that the decoder decodes, for ``DecoderTable``."""
     on_card: ClassVar[bool]
     """Whether the decoder writes images to device memory, in the stored orientation and size. Other decoders write upright,

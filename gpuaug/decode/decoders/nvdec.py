@@ -178,13 +178,9 @@ class NvDec(FileDecoder):
         caps_of = {codec: caps(gpu, codec) for codec in CODECS}
         self.caps = {codec: caps for codec, caps in caps_of.items() if caps}
         """Codec that the engines decode, by FFmpeg's name → limits of the engines, by PyNvVideoCodec's names."""
+        self.files = f"clips of {', '.join(sorted(self.caps))}: 4:2:0 of 8 bits, progressive, with even sides"
         self.sessions = SessionPool(lambda key, stream: Session(key, gpu, stream))
         """Sessions that are kept open, for all loaders of the device."""
-
-    @property
-    def files(self) -> str:  # type: ignore[override]
-        """Short description of the clips that the decoder decodes, for ``DecoderTable``."""
-        return f"clips of {', '.join(sorted(self.caps))}: 4:2:0 of 8 bits, progressive, with even sides"
 
     @property
     def version(self) -> str:
