@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, wraps
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 
 _log = logging.getLogger("gpuaug")
 
@@ -28,11 +28,10 @@ LOW = 0xFFFF_FFFF
 
 Loop = TypeVar("Loop")
 """Type of the loops that a function defines: a function, or a named tuple of functions."""
-Arguments = TypeVarTuple("Arguments")
 
 
-def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments], Loop]:
-    """Decorator: call a function that compiles once per process and arguments; other threads wait for its result.
+def compile_once(function: Callable[[], Loop]) -> Callable[[], Loop]:
+    """Decorator: call a function that compiles once per process; other threads wait for its result.
 
     With ``functools.cache`` alone, each thread that calls the function before the first call has returned would compile.
     """
@@ -40,9 +39,9 @@ def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments
     cached = cache(function)
 
     @wraps(function)
-    def locked(*arguments: *Arguments) -> Loop:
+    def locked() -> Loop:
         with lock:
-            return cached(*arguments)
+            return cached()
 
     return locked
 

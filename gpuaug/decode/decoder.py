@@ -102,14 +102,10 @@ class Decoder:
         return [decoder for decoders in self.decoders_by_type.values() for decoder in decoders]
 
     @property
-    def pinned_bytes(self) -> int:
-        """Page-locked bytes of the batches that are being decoded, and of the decoders (first entry of ``held_bytes``)."""
-        return _bytes(self._pinned) + sum(decoder.held_bytes[0] for decoder in self.all_decoders)
-
-    @property
-    def device_bytes(self) -> int:
-        """Device bytes of pixels that are not freed yet, and of the decoders (second entry of ``held_bytes``)."""
-        return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
+    def held_bytes(self) -> tuple[int, int]:
+        """(page-locked bytes, device bytes) of the batches that are being decoded, of pixels, and of the decoders."""
+        held = [(_bytes(self._pinned), _bytes(self._pixels)), *(decoder.held_bytes for decoder in self.all_decoders)]
+        return sum(pinned for pinned, _ in held), sum(device for _, device in held)
 
     def allocate(self, encoded: Encoded, undecodable: Collection[int], windows: WindowsOf | None = None) -> Work[BatchLayout]:
         """Allocate the buffers for one member of a batch. Call on the training thread, with the copy lane current.

@@ -379,7 +379,7 @@ class BoundDecode(BoundStage):
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of images that are being decoded, of decoded pixels that are not freed, and of decoders."""
-        return HeldBytes(self.decoder.pinned_bytes, self.decoder.device_bytes)
+        return HeldBytes(*self.decoder.held_bytes)
 
     def close(self, iterator_state: dict[str, Any]) -> None:
         """End the threads of an iterator."""

@@ -66,7 +66,7 @@ BUDGETS = {
     "cache": 1_180,
     "cli": 297,
     "core": 1_671,
-    "decode": 4_426,
+    "decode": 4_423,
     "feed": 2_457,
     "fusion": 14_643,
     "integrations": 49,
