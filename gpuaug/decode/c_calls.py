@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, wraps
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 
 _log = logging.getLogger("gpuaug")
 
@@ -28,11 +28,10 @@ LOW = 0xFFFF_FFFF
 
 Loop = TypeVar("Loop")
 """Type of the loops that a function defines: a function, or a named tuple of functions."""
-Arguments = TypeVarTuple("Arguments")
 
 
-def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments], Loop]:
-    """Decorator: call a function that compiles once per process and arguments; other threads wait for its result.
+def compile_once(function: Callable[[], Loop]) -> Callable[[], Loop]:
+    """Decorator: call a function that compiles once per process; other threads wait for its result.
 
     With ``functools.cache`` alone, each thread that calls the function before the first call has returned would compile.
     """
@@ -40,9 +39,9 @@ def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments
     cached = cache(function)
 
     @wraps(function)
-    def locked(*arguments: *Arguments) -> Loop:
+    def locked() -> Loop:
         with lock:
-            return cached(*arguments)
+            return cached()
 
     return locked
 
@@ -107,22 +106,23 @@ def load_library(paths: Iterable[str], names: Sequence[str]) -> ctypes.CDLL | No
     return None
 
 
-def library_of_module(name: str, functions: Sequence[str]) -> ctypes.CDLL | None:
-    """Return the library file of the Python module ``name`` of another package, to call C functions in it.
-
-    The library also finds functions of the libraries that the module is linked to. Returns ``None`` if the module cannot be
-    imported, or one of ``functions`` is missing.
-    """
-    try:
-        module = importlib.import_module(name)
-    except ImportError:
-        return None
-    return load_library([str(module.__file__)], functions)
-
-
 def addresses(library: ctypes.CDLL | None, names: Sequence[str]) -> list[int]:
     """Return the addresses of functions of a library; zeros if ``library`` is ``None``."""
     return [0 if library is None else ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
+
+
+@cache
+def addresses_in_module(module: str, names: tuple[str, ...]) -> list[int]:
+    """Return the addresses of C functions in the library file of a Python module of another package.
+
+    The library also finds functions of the libraries that the module is linked to. Returns zeros if the module cannot be
+    imported, or one of the functions is missing.
+    """
+    try:
+        path = str(importlib.import_module(module).__file__)
+    except ImportError:
+        return addresses(None, names)
+    return addresses(load_library([path], names), names)
 
 
 def c_call() -> Any:

@@ -20,10 +20,10 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, are_encoded, begins_like_video, name_and_bytes, refuse
-from gpuaug.decode.file_bytes import file_problem, file_size_problem, open_file
+from gpuaug.decode.file_bytes import check_size, file_problem, open_file
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import parse
-from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
+from gpuaug.decode.limits import LimitError
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 from gpuaug.feed.worker import READ_EVENT
 
@@ -102,32 +102,28 @@ def _pack(images: Sequence[Any], path: str) -> Encoded | Rows:
 def _pack_files(images: Sequence[Any], path: str) -> Encoded:
     """Pack the images of one member. For the arguments and errors see ``_pack``."""
     sources = [name_and_bytes(image, path, position_text(index, path)) for index, image in enumerate(images)]
-    read_problems: dict[int, str] = {}
+    problems: dict[int, str] = {}
     lengths = []
     for index, (name, content) in enumerate(sources):
         if content is None:
             sys.audit(READ_EVENT, name)  # ``OpenedFiles`` records the path, for the error about a worker that hangs
         try:
-            lengths.append(os.stat(name).st_size if content is None else len(content))
-        except (OSError, ValueError) as error:
+            lengths.append(check_size(os.stat(name).st_size if content is None else len(content)))
+        except (OSError, ValueError, LimitError) as error:
             lengths.append(0)
-            read_problems[index] = file_problem(error)
-        if problem := file_size_problem(lengths[index], MAX_FILE_BYTES):
-            read_problems[index] = problem
-            lengths[index] = 0
+            problems[index] = file_problem(error)
     # At least one spare byte after each file: a read of one byte more than the length shows whether the file has grown.
     padded_lengths = [(length // ALIGN + 1) * ALIGN for length in lengths]
     starts = [0, *accumulate(padded_lengths)]
     data = allocate_tensor((starts.pop() + ALIGN,), torch.uint8)  # the last start is the end of the padded files
     buffer = data.numpy().data
     records = []
-    problems = {}
     zeros = bytes(ALIGN)
     for index, ((name, content), start, length, padded_length) in enumerate(
         zip(sources, starts, lengths, padded_lengths, strict=True)
     ):
         end = start + length
-        problem = read_problems.get(index, "")
+        problem = problems.get(index, "")
         if content is not None and not problem:
             buffer[start:end] = content
         elif not problem:

@@ -30,14 +30,22 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded, EncodedClips
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.ragged import buffer_length
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
-from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf
-from gpuaug.decode.work import HostMemoryError, Work, allocate_pixels
+from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf, Work
+
+POISON: int | None = None
+"""Byte with which tests fill output buffers before decoding, to detect pixels that were not written; ``None``: no fill.
+
+Package code never sets it.
+"""
+
+LAYOUTS: dict[type[Encoded], type[BatchLayout]] = {Encoded: Layout, EncodedClips: ClipLayout}
+"""Layout of each type of member."""
 
 
 class Decoder:
@@ -94,14 +102,10 @@ class Decoder:
         return [decoder for decoders in self.decoders_by_type.values() for decoder in decoders]
 
     @property
-    def pinned_bytes(self) -> int:
-        """Page-locked bytes of the batches that are being decoded, and of the decoders (first entry of ``held_bytes``)."""
-        return _bytes(self._pinned) + sum(decoder.held_bytes[0] for decoder in self.all_decoders)
-
-    @property
-    def device_bytes(self) -> int:
-        """Device bytes of pixels that are not freed yet, and of the decoders (second entry of ``held_bytes``)."""
-        return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
+    def held_bytes(self) -> tuple[int, int]:
+        """(page-locked bytes, device bytes) of the batches that are being decoded, of pixels, and of the decoders."""
+        held = [(_bytes(self._pinned), _bytes(self._pixels)), *(decoder.held_bytes for decoder in self.all_decoders)]
+        return sum(pinned for pinned, _ in held), sum(device for _, device in held)
 
     def allocate(self, encoded: Encoded, undecodable: Collection[int], windows: WindowsOf | None = None) -> Work[BatchLayout]:
         """Allocate the buffers for one member of a batch. Call on the training thread, with the copy lane current.
@@ -111,12 +115,8 @@ class Decoder:
             undecodable: Indices of images that cannot be decoded.
             windows: Function that returns the windows to decode; ``None`` to decode whole images.
         """
-        decoders = self.decoders_of(type(encoded))
-        layout: BatchLayout
-        if isinstance(encoded, EncodedClips):
-            layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
-        else:
-            layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
+        decoders, layout_type = self.decoders_of(type(encoded)), LAYOUTS[type(encoded)]
+        layout = layout_type(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
         data = self._allocate_on_device(layout.length, layout.dtype)
         raw = self._allocate_on_device(layout.raw_length) if layout.raw_length else None
         needs_staging = layout.staged_length and self._lanes.device.type != "cpu"
@@ -125,22 +125,21 @@ class Decoder:
 
     def _allocate_on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a device buffer for ``length`` values, and drop the references to buffers that are freed."""
-        buffer = allocate_pixels(buffer_length(length * dtype.itemsize), self._lanes.device, dtype)
+        buffer = allocate_pixels(length, self._lanes.device, dtype)
         self._pixels = [*(reference for reference in self._pixels if reference() is not None), weakref.ref(buffer)]
         return buffer
 
     def _allocate_staging(self, values: int, dtype: torch.dtype) -> Tensor:
         """Return a host buffer for ``values`` values: page-locked, or pageable without CUDA or if page-locking fails."""
-        size = values * dtype.itemsize
-        host, buffer_bytes = torch.device("cpu"), buffer_length(size)
+        host = torch.device("cpu")
         if self._pins_staging:
             try:
-                buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
+                buffer = allocate_pixels(values, host, dtype, pin_memory=True)
             except HostMemoryError as error:
                 self._pins_staging = False
-                reason = str(error).partition("\n")[0]
+                reason, size_mb = str(error).partition("\n")[0], values * dtype.itemsize / 1e6
                 warnings.warn(
-                    f"Copies of decoded images make the decoder wait, because {size / 1e6:.1f} MB could not be page-locked "
+                    f"Copies of decoded images make the decoder wait, because {size_mb:.1f} MB could not be page-locked "
                     f"({reason}). Lower depth, or batch_size of the DataLoader.",
                     GpuAugWarning,
                     stacklevel=2,
@@ -148,7 +147,7 @@ class Decoder:
             else:
                 self._pinned = [*(reference for reference in self._pinned if reference() is not None), weakref.ref(buffer)]
                 return buffer
-        return allocate_pixels(buffer_bytes, host, dtype)
+        return allocate_pixels(values, host, dtype)
 
     def start(self, pools: Pools, works: list[Work[BatchLayout]]) -> Future[list[Event]]:
         """Start to decode a batch on a thread of ``pools.batches``.
@@ -212,3 +211,26 @@ class Decoder:
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:
     """Return the number of bytes of the tensors that still exist."""
     return sum(tensor.nbytes for reference in references if (tensor := reference()) is not None)
+
+
+class HostMemoryError(GpuAugError, MemoryError):
+    """Host memory cannot be allocated, or cannot be page-locked. Callers add advice to the message."""
+
+
+def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
+    """Return a flat tensor for at least ``length`` values of type ``dtype``.
+
+    Raises:
+        HostMemoryError: If host memory cannot be allocated or page-locked.
+    """
+    with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
+        try:
+            data = torch.empty(buffer_length(length * dtype.itemsize), dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        except RuntimeError as error:
+            is_device_memory = isinstance(error, torch.OutOfMemoryError) and device.type != "cpu"  # the loader adds advice
+            # An error from deeper frames was raised by a signal handler, such as torch's handler for dead workers.
+            if is_device_memory or getattr(error.__traceback__, "tb_next", None) is not None:
+                raise
+            raise HostMemoryError(*error.args) from error
+        data = data if POISON is None else data.fill_(POISON)
+        return data if dtype == torch.uint8 else data.view(dtype)

@@ -24,14 +24,11 @@ from gpuaug.core.errors import DecodeError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event
-from gpuaug.decode.clips.layout import problems as clip_problems
-from gpuaug.decode.decoder import Decoder
+from gpuaug.decode.decoder import LAYOUTS, Decoder
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.hints import DecodedMember
-from gpuaug.decode.layout import BatchLayout, WindowsOf, source_indices
-from gpuaug.decode.layout import problems as image_problems
+from gpuaug.decode.layout import BatchLayout, WindowsOf, Work, source_indices
 from gpuaug.decode.members import map_instances, with_samples_from
-from gpuaug.decode.work import Work
 from gpuaug.stages.base import DecodedSamples
 
 MAX_LOGGED_PROBLEMS = 3
@@ -85,7 +82,7 @@ class Decoding:
         decoder: Decoder of the stage.
         pools: Threads of the loader's iterator.
         encoded: Members of the batch to decode, with B samples each.
-        windows: Function per member that returns the windows to decode.
+        windows: Function per member that returns the windows to decode; ``None`` to decode whole images.
         earlier: Decodings of other members of the batch, by earlier stages. They are submitted and collected before this one.
             If such a ``Decoding`` also has B samples, a sample that one of the two cannot decode is replaced in the members of
             both.
@@ -103,15 +100,14 @@ class Decoding:
         decoder: Decoder,
         pools: Pools,
         encoded: list[Encoded],
-        windows: Sequence[WindowsOf],
+        windows: Sequence[WindowsOf | None],
         *,
         earlier: Sequence["Decoding"],
         max_replaced: float | None,
         position: Position,
     ) -> None:
         self._decoder, self._pools, self._encoded, self._windows = decoder, pools, encoded, windows
-        self._raises = max_replaced is None
-        self._max_replaced = 1.0 if max_replaced is None else max_replaced
+        self._max_replaced = max_replaced
         self._position = position
         self._count = len(encoded[0])  # number of samples, B
         self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
@@ -129,17 +125,15 @@ class Decoding:
         If this ``Decoding`` has replaced samples, the number in ``earlier`` has changed, and the change is counted here.
         """
         for member in encoded:
-            problems = clip_problems if isinstance(member, EncodedClips) else image_problems
-            self._add_problems(member, problems(member.headers, decoder.options))
+            self._add_problems(member, LAYOUTS[type(member)].problems(member.headers, decoder.options))
         self._start()
 
     @property
     def decoded(self) -> DecodedSamples:
         """Number of samples, and the samples that were replaced. Valid after ``collect``."""
         problems = [self._all_problems[index] for index in sorted(self.replaced_samples)]
-        return DecodedSamples(
-            self._count, len(problems), {problem.file: problem.reason for problem in problems}, self._max_replaced
-        )
+        max_replaced = 1.0 if self._max_replaced is None else self._max_replaced
+        return DecodedSamples(self._count, len(problems), {problem.file: problem.reason for problem in problems}, max_replaced)
 
     def done(self) -> bool:
         """Return whether ``collect`` returns without waiting for the decoders."""
@@ -203,7 +197,7 @@ class Decoding:
             DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
                 decoded.
         """
-        if self._raises and self._problems:
+        if self._max_replaced is None and self._problems:
             self._refuse(self._problems, "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage.")
         if self._all_problems and len(self._all_problems) == self._count:
             self._refuse(

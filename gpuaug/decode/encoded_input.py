@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from gpuaug.core.encoded import Row, RowId, Undecoded, refuse_transforms
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.file_bytes import bytes_view, file_size_problem, is_bytes, open_file
+from gpuaug.decode.file_bytes import bytes_view, check_size, is_bytes, open_file
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import format_of, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
@@ -70,9 +70,7 @@ class EncodedFile(Undecoded, metaclass=_UnreadType):
         """Return [height, width] of the image after rotation by its EXIF orientation."""
         try:
             with open_file(self.path) as file:
-                size = os.fstat(file.fileno()).st_size
-                problem = file_size_problem(size, MAX_FILE_BYTES)
-                header = Header(problem=problem) if problem else parse(file.read(size))
+                header = parse(file.read(check_size(os.fstat(file.fileno()).st_size)))
         except LimitError as error:
             header = Header(problem=str(error))
         if header.problem:
@@ -204,8 +202,8 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
     """
     if type(value) is CachedFile:
         return value.path, value.content
-    if type(value) is EncodedFile:
-        return value.path, None
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
+        return os.fsdecode(value), None
     if is_bytes(value):
         return "", bytes_view(value)
     if _is_hugging_face_image(value):
@@ -220,8 +218,6 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
         content = value.fp.read(MAX_FILE_BYTES + 1)
         value.fp.seek(position_in_file)  # the position at which PIL continues to read
         return os.fsdecode(getattr(value, "filename", "")), bytes_view(content)
-    if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
-        return os.fsdecode(value), None
     refuse(value, position)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.decode.limits import LimitError
+from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 
 _NOT_REGULAR = "it is not a regular file"
 
@@ -38,9 +38,15 @@ def open_file(path: str) -> FileIO:
     return file
 
 
-def file_size_problem(size: int, limit: int) -> str:
-    """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
-    return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
+def check_size(size: int) -> int:
+    """Return the size of a file in bytes.
+
+    Raises:
+        LimitError: If the file is too large to be read.
+    """
+    if size > MAX_FILE_BYTES:
+        raise LimitError(f"its {size} bytes exceed the limit of {MAX_FILE_BYTES} bytes")
+    return size
 
 
 def file_problem(error: Exception) -> str:

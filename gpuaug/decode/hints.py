@@ -4,9 +4,11 @@
 as their EXIF orientation requires. A *member* is an entry of a batch.
 """
 
+import itertools
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +58,13 @@ class DecodedMember(NamedTuple):
         """
         if self.options.channels == "labels" or _match_mask_name(self.headers.member):
             return True
-        return any(_reads_as_mask(selection, self.value, batch) for selection in selections)
+        for selection in selections:
+            keys = selection.normalized_keys
+            with suppress(SelectionError):  # the stage may read a member that an earlier stage adds
+                values = selection.read(batch) if "mask" in keys else ()
+                if any(key == "mask" and value is self.value for key, value in zip(keys, values, strict=False)):
+                    return True
+        return False
 
 
 class Hints:
@@ -114,23 +122,20 @@ class Hints:
     ) -> None:
         """Warn of images that are turned while their targets are not. ``turned``: the ``members`` with turned images."""
         masks = [member for member in members if self._checks_mask_orientations and member.is_mask(batch, selections)]
-        for mask in masks:
-            for image in members:
-                if len(image.orientations) != len(mask.orientations):
-                    continue
-                problems = image.headers.problems.keys() | mask.headers.problems.keys()
-                # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes, and
-                # is an error elsewhere. Square images keep their size.
-                keeps_size = ((image.orientations > 4) == (mask.orientations > 4)) | image.is_square
-                is_different = (image.orientations != mask.orientations) & keeps_size
-                different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]
-                if different:
-                    self._checks_mask_orientations = False
-                    index = different[0]
-                    turned_member = image if image.orientations[index] != 1 else mask
-                    other = mask if turned_member is image else image
-                    _warn_of_turn(turned_member, index, other.headers.member or "the other file")
-                    return
+        for mask, image in itertools.product(masks, members):
+            if len(image.orientations) != len(mask.orientations):
+                continue
+            problems = image.headers.problems.keys() | mask.headers.problems.keys()
+            # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes, and is an
+            # error elsewhere. Square images keep their size.
+            keeps_size = ((image.orientations > 4) == (mask.orientations > 4)) | image.is_square
+            is_different = (image.orientations != mask.orientations) & keeps_size
+            index = next((index for index in np.flatnonzero(is_different).tolist() if index not in problems), None)
+            if index is not None:
+                self._checks_mask_orientations = False
+                turned_member, other = (image, mask) if image.orientations[index] != 1 else (mask, image)
+                _warn_of_turn(turned_member, index, other.headers.member or "the other file")
+                return
         images = [member for member in turned if member not in masks]
         if not self._checks_other_targets or not images or not batches.is_container(batch):
             return
@@ -168,15 +173,3 @@ def _sample(member: DecodedMember, index: int) -> str:
     """Return the index and, if it is known, the file of a sample as text."""
     name = member.headers.names[index]
     return f"sample {index} ({name})" if name else f"sample {index}"
-
-
-def _reads_as_mask(selection: Selection, value: Any, batch: Batch) -> bool:
-    """Return whether a stage reads ``value`` with the data key ``mask``."""
-    keys = selection.normalized_keys
-    if "mask" not in keys:
-        return False
-    try:
-        values = selection.read(batch)
-    except SelectionError:  # the stage may read a member that an earlier stage adds
-        return False
-    return any(key == "mask" and item is value for key, item in zip(keys, values, strict=True))

@@ -1,4 +1,4 @@
-"""Buffer offset and decoder of each image in a batch, computed from the headers and the options of the stage alone.
+"""Decoding task for one member of a batch: buffers, and the offset and decoder of each image, from headers and options alone.
 
 A batch holds a *window* of each image: the part that the next stage reads, or the whole image. An *upright* image is rotated as
 its EXIF orientation requires. A *card* is a GPU. *Labels* are class indices in a grey or palette image, such as a mask.
@@ -6,16 +6,17 @@ Images are decoded *as stored* if they keep the channels and the type in their f
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers, is_among
+from gpuaug.core.encoded import SAMPLE_TYPES, Encoded, Format, Headers, is_among
 from gpuaug.core.ragged import Ragged, Shapes, Windows
+from gpuaug.core.streams import Lane
 from gpuaug.decode.decoders.base import FileDecoder
 
 
@@ -77,8 +78,6 @@ class ImageInfo(NamedTuple):
     """Number of rows of the window."""
     window_width: int
     """Number of columns of the window."""
-    whole: int
-    """1 if the window is the whole image; otherwise 0. A number, because ``IMAGE`` has integer fields only."""
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
     sampling: int
@@ -99,6 +98,8 @@ class BatchLayout:
             file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
         undecodable: Indices of files that cannot be decoded, at most B - 1. Instead of each of these files, the nearest
             decodable file before it is decoded, cyclically.
+        windows: Function that returns the windows of images to decode. Clips, images that need postprocessing
+            (``needs_postprocessing``), and images whose decoder cannot decode windows, are decoded whole.
     """
 
     dtype: torch.dtype = torch.uint8
@@ -107,8 +108,16 @@ class BatchLayout:
     """Number of pixels of the images outside their windows."""
 
     def __init__(
-        self, headers: Headers, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
+        self,
+        headers: Headers,
+        options: Options,
+        decoders: Sequence[FileDecoder],
+        *,
+        undecodable: Collection[int] = (),
+        windows: WindowsOf | None = None,
     ) -> None:
+        self.batch_headers: Any = headers
+        """``Headers`` or ``ClipHeaders`` of the batch."""
         self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the file that is decoded for each image or clip."""
         self.headers = table = headers.table[self.sources]
@@ -123,6 +132,24 @@ class BatchLayout:
         """(B,) index into ``decoders`` of the decoder of each image or clip."""
         self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         """(B,) mask of the images or clips that the card decodes."""
+        self.lay_out(options, decoders, windows)
+
+    @staticmethod
+    def problems(headers: Headers, options: Options) -> dict[int, str]:
+        """Return index → reason for each image or clip that cannot be decoded according to its header and the options.
+
+        Here: files that cannot be read, or have more pixels than ``max_pixels``.
+        """
+        reasons = dict(headers.problems)
+        pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
+        for index in np.flatnonzero(pixels > options.max_pixels).tolist():
+            height, width = headers.table["height"][index], headers.table["width"][index]
+            reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+        return reasons
+
+    def lay_out(self, options: Options, decoders: Sequence[FileDecoder], windows: WindowsOf | None) -> None:
+        """Set the shapes and offsets of the images or clips. For the arguments see ``BatchLayout``."""
+        raise NotImplementedError
 
     def place(self, lengths: NDArray[np.int64], raw_lengths: NDArray[np.int64]) -> None:
         """Set the offsets of the images in the buffers of ``Work``: the images follow one another without gaps.
@@ -155,24 +182,47 @@ def _offsets(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 class Layout(BatchLayout):
-    """Windows of the images of a batch, and their offsets in one flat buffer.
+    """Windows of the images of a batch, and their offsets in one flat buffer. For the arguments see ``BatchLayout``."""
 
-    Args:
-        headers, options, decoders, undecodable: See ``BatchLayout``.
-        windows: Function that returns the windows to decode. Images that need postprocessing (``needs_postprocessing``), and
-            images whose decoder cannot decode windows, are decoded whole.
-    """
+    @staticmethod
+    def problems(headers: Headers, options: Options) -> dict[int, str]:
+        """Return index → reason for each image that cannot be decoded according to its header and the options."""
+        reasons = BatchLayout.problems(headers, options)
+        is_fixed = isinstance(options.channels, int)
+        channels = 1 if options.channels == "labels" else options.channels or headers.table["stored_channels"]
+        value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
+        pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
+        image_bytes = pixels * channels * value_bytes  # floats: sizes in a hostile header may exceed 64 bits
+        for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
+            reasons.setdefault(
+                index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
+            )
+        if is_fixed:
+            for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
+                reasons.setdefault(
+                    index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
+                )
+            return reasons
+        # Decoded as stored, or as labels: all images must have the type of the first decodable image, and, unless they are
+        # labels, its number of channels.
+        compared = ["stored_channels", "type"]
+        if options.channels == "labels":
+            compared = ["type"]
+            for index in np.flatnonzero(headers.table["label_max"] == 0).tolist():
+                reasons.setdefault(
+                    index, f"it has {_channels_and_type(headers, index)}, not the one of a grey image or palette"
+                )
+        for index in np.flatnonzero(headers.table["stored_channels"] == 0).tolist():
+            reasons.setdefault(index, "its pages are not the bands of one image: they differ in size or type, or are too many")
+        decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
+        channels_and_types = headers.table[compared][decodable]
+        for index in decodable[channels_and_types != channels_and_types[:1]].tolist():
+            first = _channels_and_type(headers, int(decodable[0]))
+            reasons[index] = f"it has {_channels_and_type(headers, index)}, and the first image of the batch has {first}"
+        return reasons
 
-    def __init__(
-        self,
-        headers: Headers,
-        options: Options,
-        decoders: Sequence[FileDecoder],
-        *,
-        undecodable: Collection[int] = (),
-        windows: WindowsOf | None = None,
-    ) -> None:
-        super().__init__(headers, options, decoders, undecodable=undecodable)
+    def lay_out(self, options: Options, decoders: Sequence[FileDecoder], windows: WindowsOf | None) -> None:
+        """Set the shapes, windows and offsets of the images. For the arguments see ``BatchLayout``."""
         table, stored, on_card = self.headers, self.stored, self.on_card
         self.as_stored = options.channels is None
         """Whether images are decoded with the channels and the type that are stored in the files."""
@@ -238,8 +288,7 @@ class Layout(BatchLayout):
         table = self.headers
         file_fields = (table["start"], table["length"], table["format"], np.where(self.label_max, 1, table["channels"]))
         size_fields = (table["height"], table["width"], table["orientation"], self.orientations, self.scales)
-        whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
-        columns = (*file_fields, *size_fields, self.windows, whole, self.label_max, table["sampling"])
+        columns = (*file_fields, *size_fields, self.windows, self.label_max, table["sampling"])
         return np.column_stack(columns).astype(np.int64).view(IMAGE)[:, 0]
 
     @cached_property
@@ -291,6 +340,66 @@ class Layout(BatchLayout):
             data[first : first + upright.numel()].view(upright.shape).copy_(upright)
 
 
+AnyLayout = TypeVar("AnyLayout", bound=BatchLayout, covariant=True)
+
+
+@dataclass(slots=True, eq=False)
+class Work(Generic[AnyLayout]):
+    """Decoding task for one ``Encoded`` of a batch. Its buffers are allocated on the training thread."""
+
+    encoded: Encoded
+    layout: AnyLayout
+    data: torch.Tensor
+    """(values,) device tensor for the decoded images or clips, at offsets ``BatchLayout.starts``."""
+    raw: torch.Tensor | None
+    """(bytes,) device tensor for images that the card decodes in another form, at offsets ``BatchLayout.raw_starts``.
+
+    ``BatchLayout.finish`` converts them, for instance rotates them upright, and writes them to ``data``. ``None`` if there are
+    no such images.
+    """
+    staging: torch.Tensor | None
+    """(values,) host tensor for the images that the CPU decodes, at offsets ``BatchLayout.staged_starts``.
+
+    Page-locked with CUDA. ``None`` if the CPU decodes no image, or if ``data`` is in host memory: the CPU then decodes into
+    ``data``.
+    """
+    problems: dict[int, str] = field(default_factory=dict)
+    """Index of each image that cannot be decoded → reason. The decoders add entries."""
+    is_abandoned: bool = False
+    """Whether the result is not needed any more: threads then stop after their current images."""
+
+    @property
+    def host(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """Buffer into which the CPU decodes, and the (B,) offsets of the images in this buffer, in values."""
+        return (self.data, self.layout.starts) if self.staging is None else (self.staging, self.layout.staged_starts)
+
+    def copy_staged(self, indices: NDArray[Any], lane: Lane) -> None:
+        """Copy images or clips from ``staging``, if there is one, to ``data``: one copy per run of adjacent images.
+
+        Args:
+            indices: (n,) indices of the images to copy, at least one.
+            lane: Lane on which the copies are queued.
+        """
+        if self.staging is None:
+            return
+        columns = (self.layout.starts, self.layout.staged_starts, self.layout.lengths)
+        starts, staged_starts, lengths = (column[np.sort(indices)] for column in columns)
+        # A run is a sequence of images that are adjacent in both buffers. A new run starts where an image does not begin at the
+        # end of the preceding image in ``data``. Images that are adjacent in ``data`` are adjacent in ``staging``, too, because
+        # both buffers have the same order.
+        run_starts = np.append(0, np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1)
+        runs = starts[run_starts].tolist(), staged_starts[run_starts].tolist(), np.add.reduceat(lengths, run_starts).tolist()
+        lane.copy_parts(self.data, self.staging, zip(*runs, strict=True))
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | torch.Tensor:
+        """Return the decoded images or clips on ``device``.
+
+        The loader calls this method as it calls ``Tensor.to``. The current stream must already wait for the decoders' events.
+        """
+        self.layout.finish(self.data, self.raw)
+        return self.layout.batch(self.data).to(device, non_blocking=non_blocking)
+
+
 _FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
 """EXIF orientation → axes of an image (H, W, C) to reverse. For 5 and more, the axes H and W are then swapped.
 
@@ -325,51 +434,6 @@ def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64
     decodable = np.setdiff1d(indices, np.fromiter(undecodable, np.int64))
     sources: NDArray[np.int64] = decodable[np.searchsorted(decodable, indices, side="right") - 1]
     return sources
-
-
-def size_problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each image or clip that cannot be read, or has more pixels than ``max_pixels``."""
-    reasons = dict(headers.problems)
-    pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
-    for index in np.flatnonzero(pixels > options.max_pixels).tolist():
-        height, width = headers.table["height"][index], headers.table["width"][index]
-        reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
-    return reasons
-
-
-def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each image that cannot be decoded according to its header and the options."""
-    reasons = size_problems(headers, options)
-    is_fixed = isinstance(options.channels, int)
-    channels = 1 if options.channels == "labels" else options.channels or headers.table["stored_channels"]
-    value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
-    pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
-    image_bytes = pixels * channels * value_bytes  # floats: sizes in a hostile header may exceed 64 bits
-    for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
-        reasons.setdefault(
-            index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
-        )
-    if is_fixed:
-        for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
-            reasons.setdefault(
-                index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
-            )
-        return reasons
-    # Decoded as stored, or as labels: all images must have the type of the first decodable image, and, unless they are labels,
-    # its number of channels.
-    compared = ["stored_channels", "type"]
-    if options.channels == "labels":
-        compared = ["type"]
-        for index in np.flatnonzero(headers.table["label_max"] == 0).tolist():
-            reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, not the one of a grey image or palette")
-    for index in np.flatnonzero(headers.table["stored_channels"] == 0).tolist():
-        reasons.setdefault(index, "its pages are not the bands of one image: they differ in size or type, or are too many")
-    decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
-    channels_and_types = headers.table[compared][decodable]
-    for index in decodable[channels_and_types != channels_and_types[:1]].tolist():
-        first = _channels_and_type(headers, int(decodable[0]))
-        reasons[index] = f"it has {_channels_and_type(headers, index)}, and the first image of the batch has {first}"
-    return reasons
 
 
 def _channels_and_type(headers: Headers, index: int) -> str:

@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
-from gpuaug.decode.c_calls import addresses
-from gpuaug.decode.nvjpeg_loops import CALL, IMAGE_INFO, NAMES, OTHER_SIZE, loops
+from gpuaug.decode.c_calls import addresses, load_library
+from gpuaug.decode.nvjpeg_loops import CALL, NAMES, OTHER_SIZE, loops
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """Backends of nvJPEG (``NVJPEG_BACKEND_…``), which differ in where a JPEG is decoded.
@@ -81,15 +81,9 @@ class NvJpegError(GpuAugError, RuntimeError):
 
 
 @cache
-def find_library() -> str | None:
-    """Return the path or name of an installed nvJPEG for torch's major version of CUDA, or ``None``."""
-    for name in [*map(str, _library_files(major())), f"libnvjpeg.so.{major()}"]:
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        return name
-    return None
+def library() -> ctypes.CDLL | None:
+    """Return an installed nvJPEG for torch's major version of CUDA, or ``None``."""
+    return load_library([*map(str, _library_files(major())), f"libnvjpeg.so.{major()}"], NAMES)
 
 
 def other_majors() -> list[str]:
@@ -135,11 +129,11 @@ The environment variable is set when this module is imported, because CUDA may s
 class Library:
     """Base class of decoders: the loaded library nvJPEG, and one handle of it (``nvjpegHandle_t``), for one backend."""
 
-    def __init__(self) -> None:
-        path = find_library()
-        assert path is not None  # ``registry.py`` has checked that nvJPEG is installed
-        self._library = ctypes.CDLL(path)
+    def __init__(self, device: torch.device, backend: int) -> None:
+        self._library: Any = library()  # ``registry.py`` has checked that nvJPEG is installed
         self._handle = c_void_p()
+        with torch.cuda.device(device):
+            self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
 
     @property
     def exact_windows(self) -> bool:
@@ -156,10 +150,6 @@ class Library:
         for property_, part in enumerate(parts):
             self._call("nvjpegGetProperty", c_int(property_), byref(part))
         return ".".join(str(part.value) for part in parts)
-
-    def _create(self, backend: int) -> None:
-        """Create the nvJPEG handle."""
-        self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call a function of nvJPEG, and raise an ``NvJpegError`` if its status is not 0."""
@@ -195,9 +185,8 @@ class BatchDecoder(Library):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(device, HARDWARE)
         with torch.cuda.device(device):
-            self._create(HARDWARE)
             self._first_state = self._create_object("nvjpegJpegStateCreate", self._handle)
         self._states: dict[int, int] = {}
         """Group → handle of its decoding state (``nvjpegJpegState_t``)."""
@@ -205,14 +194,9 @@ class BatchDecoder(Library):
         """Handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses."""
         (self._synchronize,) = addresses(_cuda_runtime(), ["cudaStreamSynchronize"])
 
-    def sizes(self, files: NDArray[np.void]) -> NDArray[np.int32]:
-        """Return the (B, 2) heights and widths of files by nvJPEG's parser; 0 if the parser fails. ``files``: (B,) ``FILE``."""
-        infos = np.zeros(len(files), IMAGE_INFO)
-        statuses = np.zeros(len(files), np.int64)
-        loops().image_infos(self._addresses, self._handle.value or 0, files, infos.ctypes.data, statuses)
-        sizes: NDArray[np.int32] = np.column_stack([infos["heights"][:, 0], infos["widths"][:, 0]])
-        sizes[statuses != 0] = 0
-        return sizes
+    def find_sizes(self, files: NDArray[np.void]) -> None:
+        """Write the size of each file by nvJPEG's parser into ``files``, (n,) ``FILE``; 0 if the parser fails."""
+        loops().find_sizes(self._addresses, self._handle.value or 0, files, files.ctypes.data)
 
     def decode(self, calls: Sequence[NDArray[np.void]], stream: int) -> list[int]:
         """Make calls of nvJPEG, one after the other, each for files of one group. Blocks until their GPU work has ended.
@@ -300,9 +284,8 @@ class PhasedDecoder(Library):
     """
 
     def __init__(self, device: torch.device, backend: int = HYBRID) -> None:
-        super().__init__()
+        super().__init__(device, backend)
         with torch.cuda.device(device):
-            self._create(backend)
             self._decoder = self._create_object("nvjpegDecoderCreate", self._handle, c_int(backend))
 
     def state(self, pinned_bytes: int, device_bytes: int) -> PhasedState:
@@ -380,7 +363,7 @@ def _outcome(call: str, file: Any) -> str | NvJpegError:
     """Return the result of a phase for one image, as ``host_phases`` does. ``file``: record of ``FILE`` after the phase."""
     status = int(file["status"])
     if status == OTHER_SIZE:
-        return size_problem(*(int(file[name]) for name in ("found_width", "found_height", "width", "height")))
+        return size_problem(file)
     if status and status not in OF_THE_FILE:
         return NvJpegError(call, status)
     return problem(status) if status else ""
@@ -391,9 +374,9 @@ def problem(status: int) -> str:
     return f"nvJPEG finds: {STATUS[status]}"
 
 
-def size_problem(found_width: int, found_height: int, width: int, height: int) -> str:
-    """Return the reason why a file cannot be decoded: its size by nvJPEG's parser differs from the size in its header."""
-    return f"nvJPEG finds {found_width}x{found_height} pixels and its header {width}x{height}"
+def size_problem(file: Any) -> str:
+    """Return the reason why a ``FILE`` cannot be decoded whose size by nvJPEG's parser differs from the size in its header."""
+    return f"nvJPEG finds {file['found_width']}x{file['found_height']} pixels and its header {file['width']}x{file['height']}"
 
 
 _thread = threading.local()
@@ -404,13 +387,9 @@ def enter(device: torch.device) -> None:
     """Prepare this thread for CUDA calls of any library on ``device``, even while another thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
-        _relax_capture()
+        # Its calls are then allowed, and do not become part of the graph.
+        _cuda_runtime().cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
         _thread.device = device
-
-
-def _relax_capture() -> None:
-    """Allow CUDA calls of this thread while another thread captures a CUDA graph. They do not become part of the graph."""
-    _cuda_runtime().cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
 
 
 def _cuda_runtime() -> ctypes.CDLL:

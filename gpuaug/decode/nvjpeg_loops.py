@@ -18,16 +18,19 @@ from gpuaug.decode.c_calls import LOW, compile_once, compiled_or_python
 OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
 """``nvjpegImage_t``: device addresses of the planes, and their pitches in bytes."""
 
-IMAGE_INFO = np.dtype([("components", np.int32), ("subsampling", np.int32), ("widths", np.int32, 4), ("heights", np.int32, 4)])
-"""Results of ``nvjpegGetImageInfo`` for one file, with the widths and heights of its components."""
-
 FILE = np.dtype(
     [
         ("output", OUTPUT),
         *((name, np.int64) for name in ("work", "index", "address", "length", "height", "width")),
         *((name, np.int64) for name in ("top", "left", "window_height", "window_width")),
         *((name, np.int64) for name in ("form", "group", "parameters", "status")),
-        *(("found_width", np.uint32), ("found_height", np.uint32)),
+        *(("components", np.uint32), ("subsampling", np.uint32)),
+        *(
+            ("found_width", np.uint32),
+            ("other_widths", np.uint32, 3),
+            ("found_height", np.uint32),
+            ("other_heights", np.uint32, 3),
+        ),
     ]
 )
 """Structured dtype: arguments and results of decoding one file of a batch. Sizes and windows are in pixels.
@@ -40,6 +43,7 @@ FILE = np.dtype(
 - ``form``: output format, ``OUTPUT_Y`` or ``OUTPUT_RGBI`` of ``nvjpeg.py``
 - ``group``, ``parameters``: for the JPEG engines, group and handle of decoding parameters (``nvjpeg.BatchDecoder``)
 - ``status``, ``found_width``, ``found_height``: results of the loops: status, and size by nvJPEG's parser
+- ``components``, ``subsampling``, ``other_widths``, ``other_heights``: further results of ``nvjpegGetImageInfo``, not used
 """
 
 CALL = np.dtype(
@@ -64,8 +68,8 @@ OTHER_SIZE = -1
 class Loops(NamedTuple):
     """The loops. For their arguments see ``define_loops``."""
 
-    image_infos: Callable[..., None]
-    """Parse the files, and store a record of ``IMAGE_INFO`` and the status per file."""
+    find_sizes: Callable[..., None]
+    """Parse the files, and store their sizes in ``files``."""
     set_windows: Callable[..., None]
     """Set the output formats and windows of the files in their decoding parameters, and store the statuses in ``files``."""
     decode_batches: Callable[..., None]
@@ -88,12 +92,8 @@ NAMES = (
 )
 """Names of the functions that the loops call. The argument ``functions`` of a loop has their addresses, in this order."""
 
-IMAGE_INFO_BYTES = IMAGE_INFO.itemsize
-_FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 8
-"""Number of bytes of a ``FILE``, and offset of its field ``found_width``.
-
-The last field, ``found_height``, follows ``found_width``. Each of the two has 4 bytes.
-"""
+_FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 40
+"""Number of bytes of a ``FILE``, and offset of its field ``components``, the first of ten numbers of 4 bytes."""
 
 
 @compile_once
@@ -112,21 +112,20 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
     """Define the loops. For the arguments of this function see ``compiled_or_python``.
 
     Arguments of the loops, in which addresses and handles are integers: ``functions``, the addresses of the functions
-    ``NAMES``; ``files``, (n,) ``FILE``; ``address``, the address of ``files``; ``infos``, the address of (n,) ``IMAGE_INFO``;
+    ``NAMES``; ``files``, (n,) ``FILE``; ``address``, the address of ``files``;
     ``states``, (n, 5) handles per file (``nvjpeg.PhasedState.handles``); ``calls``, (n,) ``CALL``; ``synchronize``, the address
     of ``cudaStreamSynchronize``.
     """
 
     @compile_function  # type: ignore[untyped-decorator]
-    def image_infos(
-        functions: NDArray[np.int64], handle: int, files: NDArray[np.void], infos: int, statuses: NDArray[np.int64]
-    ) -> None:
+    def find_sizes(functions: NDArray[np.int64], handle: int, files: NDArray[np.void], address: int) -> None:
         for index in range(len(files)):
             file: Any = files[index]
-            info = infos + index * IMAGE_INFO_BYTES
-            # The last four arguments are the addresses of the fields of ``IMAGE_INFO``.
-            arguments = (handle, file["address"], file["length"], info, info + 4, info + 8, info + 24)
-            statuses[index] = call(functions[0], arguments) & LOW  # nvjpegGetImageInfo
+            found = address + index * _FILE_BYTES + _FOUND_OFFSET
+            # The last four arguments are the addresses of ``components`` and ``subsampling``, and of four widths and heights.
+            arguments = (handle, file["address"], file["length"], found, found + 4, found + 8, found + 24)
+            if call(functions[0], arguments) & LOW:  # nvjpegGetImageInfo
+                file["found_width"] = file["found_height"] = 0
 
     @compile_function  # type: ignore[untyped-decorator]
     def set_window(functions: NDArray[np.int64], parameters: int, file: Any) -> Any:
@@ -171,9 +170,9 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             # nvjpegJpegStreamParse. The zeros: no copies of the metadata and of the file are kept.
             status = call_unlocked(functions[2], (handle, file["address"], file["length"], 0, 0, parsed_file)) & LOW
             if status == 0:
-                found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field
-                # nvjpegJpegStreamGetFrameDimensions
-                status = call(functions[3], (parsed_file, found_width, found_width + 4)) & LOW
+                found = address + index * _FILE_BYTES + _FOUND_OFFSET
+                # nvjpegJpegStreamGetFrameDimensions. The addresses are those of ``found_width`` and ``found_height``.
+                status = call(functions[3], (parsed_file, found + 8, found + 24)) & LOW
             if status == 0 and (file["found_width"] != file["width"] or file["found_height"] != file["height"]):
                 status = OTHER_SIZE
             if status == 0:
@@ -197,4 +196,4 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
                 status = call_unlocked(functions[7], (handle, decoder, state, output, cuda_stream)) & LOW
             files[index]["status"] = status
 
-    return Loops(image_infos, set_windows, decode_batches, host_phases, card_phases)
+    return Loops(find_sizes, set_windows, decode_batches, host_phases, card_phases)

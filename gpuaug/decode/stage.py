@@ -30,7 +30,7 @@ from gpuaug.core.errors import (
     whole_number,
 )
 from gpuaug.core.machine import allowed_cores, local_ranks
-from gpuaug.core.ragged import Ragged, Shapes, Windows
+from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.decode.decoder import Decoder
@@ -335,7 +335,10 @@ class BoundDecode(BoundStage):
         earlier_members = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
         self._hints.check(batch, own_members, earlier_members, self.other_selections)
         readers = self._readers(batch, stages)
-        windows = [partial(self._windows, member, batch, position, readers.get(id(member))) for member in encoded]
+        windows = [
+            partial(reader.windows, batch, member, position=position) if (reader := readers.get(id(member))) else None
+            for member in encoded
+        ]
         decoding = Decoding(
             self.decoder,
             iterator_state[self.name],
@@ -363,20 +366,6 @@ class BoundDecode(BoundStage):
                     readers.setdefault(member, stage)
         return readers
 
-    def _windows(
-        self, encoded: Encoded, batch: Batch, position: Position, reader: BoundStage | None, shapes: Shapes
-    ) -> Windows | None:
-        """Return the windows that ``reader`` needs; ``None`` for whole images.
-
-        Args:
-            encoded: Encoded images.
-            batch: Host batch that contains ``encoded``.
-            position: Seed, epoch, rank and index of the batch.
-            reader: The first stage that reads ``encoded``; ``None`` if whole images are needed.
-            shapes: Sizes of the decoded images.
-        """
-        return None if reader is None else reader.windows(batch, encoded, shapes, position)
-
     def _values(self, batch: Batch) -> tuple[Any, ...]:
         """Return an empty tuple: the images are decoded before the batch is copied."""
         return ()
@@ -390,7 +379,7 @@ class BoundDecode(BoundStage):
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of images that are being decoded, of decoded pixels that are not freed, and of decoders."""
-        return HeldBytes(self.decoder.pinned_bytes, self.decoder.device_bytes)
+        return HeldBytes(*self.decoder.held_bytes)
 
     def close(self, iterator_state: dict[str, Any]) -> None:
         """End the threads of an iterator."""

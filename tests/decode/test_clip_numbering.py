@@ -322,14 +322,14 @@ WITH_DECODING = [
 @pytest.mark.parametrize(("codec", "container"), WITHOUT_DECODING + WITH_DECODING)
 def test_ordinary_videos_are_numbered_without_decoding(codec, container):
     with VIDEOS.opened(Path(encoded(codec, container)).read_bytes()) as opened:
-        assert opened.index.frames.are_decoded == ((codec, container) in WITH_DECODING)
+        assert opened.index.are_decoded == ((codec, container) in WITH_DECODING)
 
 
 def test_a_range_ends_with_the_packets_without_a_frame_that_follow():
     """They may hold second fields."""
     with VIDEOS.opened(Path(encoded("h264", "mp4")).read_bytes()) as opened:
-        packets, last = opened.index.packets, len(opened.index.packets.stamp) - 1
-        halves = opened.index._replace(packets=packets._replace(has_visible_frame=np.arange(last + 1) % 2 == 0))
+        last = len(opened.index.stamp) - 1
+        halves = opened.index._replace(has_visible_frame=np.arange(last + 1) % 2 == 0)
     assert halves.ranges(np.array([0, 4])) == [(0, 5)]
     assert halves.ranges(np.array([last - 1]))[0][1] == last
 

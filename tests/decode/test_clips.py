@@ -179,7 +179,7 @@ def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):
         path = tmp_path / f"{number}.mp4"
         path.write_bytes(Path(video()).read_bytes())
         assert np.array_equal(decoded(read_clip(path, 2))[0], frames(video())[:2])
-    assert len(VIDEOS.idle_videos) == MAX_OPEN
+    assert sum(idle._container is not None for idle in VIDEOS.idle_videos.values()) == MAX_OPEN
     other = video(name="second.mp4", seed=1)
     path.write_bytes(Path(other).read_bytes())
     assert np.array_equal(decoded(read_clip(path, 2))[0], frames(other)[:2])

@@ -229,7 +229,7 @@ def test_a_file_larger_than_any_image_is_not_read(tmp_path, paths, monkeypatch):
     batch, _ = collate_encoded([(paths[0], 0), (huge, 1)])
     assert batch.headers.problems == {1: f"its {2**40} bytes exceed the limit of {2**30} bytes"}
     assert batch.file(0).tobytes() == FILES[0]
-    monkeypatch.setattr("gpuaug.decode.collate_encoded.MAX_FILE_BYTES", len(FILES[0]))
+    monkeypatch.setattr("gpuaug.decode.file_bytes.MAX_FILE_BYTES", len(FILES[0]))
     batch, _ = collate_encoded([(FILES[0], 0), (FILES[0] + b"\0", 1)])
     assert batch.headers.problems == {1: f"its {len(FILES[0]) + 1} bytes exceed the limit of {len(FILES[0])} bytes"}
 
@@ -266,7 +266,7 @@ def test_file_that_is_read_in_parts(paths, monkeypatch):
 
 def test_files_behind_the_second_gigabyte(paths, monkeypatch):
     # Memory that nobody writes to is not taken.
-    monkeypatch.setattr("gpuaug.decode.collate_encoded.MAX_FILE_BYTES", 2**32)
+    monkeypatch.setattr("gpuaug.decode.file_bytes.MAX_FILE_BYTES", 2**32)
     batch = with_other_sizes(paths, {str(paths[0]): 3 * 2**30}, monkeypatch)
     assert batch.headers.problems == {0: "its size has changed while it was read"}
     assert batch.headers.table["start"][1:].min() > 3 * 2**30

@@ -18,7 +18,8 @@ from support.process.waiting import WAIT_S
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.streams import InLineLane, Lanes
-from gpuaug.decode import nvjpeg, work
+from gpuaug.decode import decoder as decoder_module
+from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import base, cpu, loops, registry
 from gpuaug.decode.decoders import hybrid as hybrid_module
@@ -261,14 +262,14 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
         with monkeypatch.context() as patch:
             limit_threads(patch, 0, "gpuaug-decode-card")
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                engines.begin(work, np.arange(4), resources)
-        engines.begin(work, np.arange(4), resources)()
+                engines.begin_all([(work, np.arange(4))], resources)
+        engines.begin_all([(work, np.arange(4))], resources)[0]()
     assert len(calls) == 1
 
 
 def test_host_memory_that_cannot_be_allocated_is_a_memory_error():
     with pytest.raises(MemoryError):
-        work.allocate_pixels(2**50, torch.device("cpu"))
+        decoder_module.allocate_pixels(2**50, torch.device("cpu"))
 
 
 def test_an_error_of_a_signal_handler_is_not_an_error_about_memory(monkeypatch):
@@ -285,7 +286,7 @@ def test_an_error_of_a_signal_handler_is_not_an_error_about_memory(monkeypatch):
 
     previous = signal.signal(signal.SIGUSR1, raising)
     try:
-        monkeypatch.setattr(work, "torch", Torch())
+        monkeypatch.setattr(decoder_module, "torch", Torch())
         with pytest.raises(RuntimeError, match="killed by signal"):
             decoded("cpu")
     finally:

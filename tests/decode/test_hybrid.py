@@ -16,7 +16,8 @@ from support.process.waiting import WAIT_S
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.encoded import HEADER, Encoded, Format
 from gpuaug.core.streams import Lanes
-from gpuaug.decode import nvjpeg, work
+from gpuaug.decode import decoder as decoder_module
+from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import hybrid, registry
 from gpuaug.decode.decoders.base import Pools, Resources
@@ -52,7 +53,7 @@ def all_idle(decoder):
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("members", [1, 2])
 def test_images_are_decoded_with_as_few_states_as_there_are(decoder, members, channels, monkeypatch):
-    monkeypatch.setattr(work, "POISON", 0xAA)
+    monkeypatch.setattr(decoder_module, "POISON", 0xAA)
     for number, images in enumerate(decoded(FILES, members, channels=channels)):
         for image, file in zip(images, FILES[number:] + FILES[:number], strict=True):
             wanted = by_pil(file, mode="RGB" if channels == 3 else "L").reshape(image.permute(1, 2, 0).shape)

@@ -11,7 +11,7 @@ from support.files.nvjpeg_double import ON_CARD
 from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Windows, buffer_length
 from gpuaug.decode.decoders.engines import MAX_ENGINE_SIDE
-from gpuaug.decode.layout import Layout, Options, problems, rotated_upright, source_indices
+from gpuaug.decode.layout import Layout, Options, rotated_upright, source_indices
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
 
@@ -141,11 +141,11 @@ def test_bytes_of_all_bands_are_limited(channels, most):
     given = headers((10, 20))
     given.table["stored_channels"], given.table["type"] = 13, SAMPLE_TYPES.index("uint16")
     options = {"channels": channels, "min_side": None, "exif": True, "max_pixels": 2**62}
-    assert problems(given, Options(**options, max_bytes=most)) == {}
+    assert Layout.problems(given, Options(**options, max_bytes=most)) == {}
     reason = f"its {most} bytes after decoding are more than max_bytes={most - 1}"
-    assert problems(given, Options(**options, max_bytes=most - 1)) == {0: reason}
+    assert Layout.problems(given, Options(**options, max_bytes=most - 1)) == {0: reason}
     given.table["height"] = given.table["width"] = 2**31 - 1  # the product exceeds 64 bits
-    assert problems(given, Options(**options)).keys() == {0}
+    assert Layout.problems(given, Options(**options)).keys() == {0}
 
 
 @given(SIZES, st.sampled_from([1, 3]), st.data())

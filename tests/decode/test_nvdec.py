@@ -11,9 +11,8 @@ from gpuaug import DecodeError, DecodeStage, DeviceError, GpuAugWarning, Streame
 from gpuaug.core.streams import InLineLane
 from gpuaug.decode.clips import layout
 from gpuaug.decode.clips.layout import convert
-from gpuaug.decode.decoders import nvdec_sessions, registry
-from gpuaug.decode.decoders.nvdec import NvDec
-from gpuaug.decode.decoders.nvdec_sessions import SessionKey, SessionPool
+from gpuaug.decode.decoders import nvdec, registry
+from gpuaug.decode.decoders.nvdec import NvDec, SessionKey, SessionPool
 
 from .test_clips import BY_CPU, CASES, MOST_APART, apart, clips_of, path_of
 
@@ -53,7 +52,7 @@ def test_sessions_stay_open_for_other_files_and_later_loaders(monkeypatch):
     before = nvdec_double.Decoder.made
     for path in (first, second, first, second):
         assert apart(decoded(read_clip(path, 4))[0], frames(path)[:4]) <= MOST_APART
-    assert nvdec_double.Decoder.made - before <= nvdec_sessions.SESSIONS_PER_LANE * 8
+    assert nvdec_double.Decoder.made - before <= nvdec.SESSIONS_PER_LANE * 8
     one = InLineLane("decode/one")
     opened = []
     pool = SessionPool(lambda key, stream: opened.append(key) or object(), max_sessions=2)
@@ -125,7 +124,7 @@ def test_the_conversion_is_the_exact_one(matrix, weights, full_range):
 
 
 def test_a_library_that_is_missing_is_told(monkeypatch):
-    monkeypatch.setattr(nvdec_sessions, "library", lambda: None)
+    monkeypatch.setattr(nvdec, "library", lambda: None)
     cuda = torch.device("cuda", 0)
     with pytest.warns(GpuAugWarning, match="The CPU decodes clips, which may be too slow for a GPU, because the card does not"):
         found = registry.find_clips("auto", cuda)
@@ -136,7 +135,7 @@ def test_a_library_that_is_missing_is_told(monkeypatch):
     def failing():
         raise RuntimeError("libnvcuvid.so.1: cannot open\n=== TROUBLESHOOTING")
 
-    monkeypatch.setattr(nvdec_sessions, "library", failing)
+    monkeypatch.setattr(nvdec, "library", failing)
     with pytest.warns(GpuAugWarning, match=r"cannot be set up \(libnvcuvid.so.1: cannot open\). In a container, add video"):
         registry.find_clips("auto", cuda)
 
@@ -148,7 +147,7 @@ def test_a_card_without_memory_is_told_before_the_library_is_called(monkeypatch,
     def full(device):
         raise RuntimeError(message)
 
-    monkeypatch.setattr(nvdec_sessions, "library", object)
+    monkeypatch.setattr(nvdec, "library", object)
     monkeypatch.setattr(torch.cuda, "mem_get_info", full)
     with pytest.warns(GpuAugWarning, match=rf"cannot be set up \({reason}\)"):
         registry.find_clips("auto", torch.device("cuda", 0))

@@ -12,7 +12,7 @@ import torch
 from support.files.nvjpeg_double import BatchDecoder, PhasedDecoder
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
-from gpuaug.decode import nvjpeg, nvjpeg_loops
+from gpuaug.decode import c_calls, nvjpeg, nvjpeg_loops
 from gpuaug.decode.decoders import registry
 
 CARD = torch.device("cuda", 0)
@@ -23,7 +23,7 @@ def wheels(tmp_path, monkeypatch):
     """Installs wheels of nvJPEG, and says which of the libraries are loaded."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(nvjpeg.importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[tmp_path]))
-    nvjpeg.find_library.cache_clear()
+    nvjpeg.library.cache_clear()
 
     def install(*majors):
         for major in majors:
@@ -32,7 +32,7 @@ def wheels(tmp_path, monkeypatch):
             (folder / f"libnvjpeg.so.{major}").touch()
 
     yield install
-    nvjpeg.find_library.cache_clear()
+    nvjpeg.library.cache_clear()
 
 
 def loads(monkeypatch, fits):
@@ -42,15 +42,16 @@ def loads(monkeypatch, fits):
         asked.append(name)
         if not fits(name):
             raise OSError(name)
+        return SimpleNamespace(name=name, **dict.fromkeys(nvjpeg_loops.NAMES))
 
-    monkeypatch.setattr(nvjpeg, "ctypes", SimpleNamespace(CDLL=load, PyDLL=load))
+    monkeypatch.setattr(c_calls, "ctypes", SimpleNamespace(CDLL=load))
     return asked
 
 
 def test_the_wheel_for_torchs_cuda_is_loaded_first(wheels, monkeypatch, tmp_path):
     wheels(12, 13)
     asked = loads(monkeypatch, lambda name: True)
-    assert nvjpeg.find_library() == str(tmp_path / "cu13" / "lib" / "libnvjpeg.so.13")
+    assert nvjpeg.library().name == str(tmp_path / "cu13" / "lib" / "libnvjpeg.so.13")
     assert len(asked) == 1
     assert nvjpeg.other_majors() == ["12"]
 
@@ -58,13 +59,13 @@ def test_the_wheel_for_torchs_cuda_is_loaded_first(wheels, monkeypatch, tmp_path
 def test_the_systems_library_is_loaded_where_no_wheel_can_be(wheels, monkeypatch):
     wheels(12, 13)
     asked = loads(monkeypatch, lambda name: "/" not in name)
-    assert nvjpeg.find_library() == "libnvjpeg.so.13"
+    assert nvjpeg.library().name == "libnvjpeg.so.13"
     assert len(asked) == 2
 
 
 def test_without_a_library_there_is_none(wheels, monkeypatch):
     loads(monkeypatch, lambda name: False)
-    assert nvjpeg.find_library() is None
+    assert nvjpeg.library() is None
     monkeypatch.setattr(nvjpeg.importlib.util, "find_spec", lambda name: None)
     assert nvjpeg.other_majors() == []
 
@@ -101,7 +102,7 @@ def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypa
     with pytest.warns(GpuAugWarning, match=rf"because the card does not decode: {got}\..*gpuaug\[decode-cu13\]"):
         found = registry.find("auto", CARD)
     assert names(found) == ["cpu"]
-    assert {found["engines"].cause, found["hybrid"].cause} == {"library"}
+    assert {found["engines"].advice, found["hybrid"].advice} == {"Run pip install 'gpuaug[decode-cu13]'"}
     for backend in ("engines", "hybrid"):
         with pytest.raises(DeviceError, match=f"got '{backend}': {got}"):
             registry.find(backend, CARD)
@@ -166,7 +167,7 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
 def test_no_card_decodes_for_a_cpu():
     found = registry.find("auto", torch.device("cpu"))
     assert names(found) == ["cpu"]
-    assert (found["engines"].cause, found["engines"].words) == ("device", "the device is cpu")
+    assert (found["engines"].words, found["engines"].advice) == ("the device is cpu", "")
 
 
 @pytest.mark.usefixtures("none_made")
@@ -225,9 +226,8 @@ class Calls:
 
     def __init__(self, patch, **statuses):
         self.statuses, self.names = statuses, []
-        patch.setattr(nvjpeg, "find_library", lambda: "a library")
+        patch.setattr(nvjpeg, "library", lambda: self)
         patch.setattr(nvjpeg.ctypes, "CDLL", lambda path: self)
-        patch.setattr(nvjpeg.ctypes, "PyDLL", lambda path: self)
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
     def __getattr__(self, name):

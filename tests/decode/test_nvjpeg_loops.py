@@ -228,7 +228,8 @@ def test_sizes_of_files_are_those_of_their_first_component_or_zero(functions, en
     table = files()
     table["address"], table["length"] = (500, 600, 700), (20, 30, 40)
     functions.statuses["image_info", 600] = 3
-    assert engines.sizes(table).tolist() == [[20, 500], [0, 0], [40, 700]]
+    engines.find_sizes(table)
+    assert table[["found_height", "found_width"]].tolist() == [(20, 500), (0, 0), (40, 700)]
     assert [arguments[0] for _, *arguments in functions.calls] == [77] * 3
 
 

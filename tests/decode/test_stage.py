@@ -25,7 +25,7 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.core.streams import InLineLane, Lanes
-from gpuaug.decode import decoder, work
+from gpuaug.decode import decoder
 
 FILES = mixed_files()
 
@@ -81,7 +81,7 @@ def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch
 
     def refusing(*args, pin_memory=False):
         if pin_memory and not locks:
-            raise work.HostMemoryError("CUDA error: out of memory")
+            raise decoder.HostMemoryError("CUDA error: out of memory")
         return empty(*args, pin_memory=pin_memory)
 
     monkeypatch.setattr(decoder, "allocate_pixels", refusing)
@@ -239,7 +239,7 @@ def test_images_of_too_many_pixels_are_not_decoded(device):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    monkeypatch.setattr(work, "POISON", 0xAA)
+    monkeypatch.setattr(decoder, "POISON", 0xAA)
 
 
 @by_each_decoder

@@ -301,7 +301,7 @@ class Waiting:
             for files, table in zip(batches, windows or [None] * len(batches), strict=True):
                 chosen = None if table is None else (lambda _, table=table: Windows(np.array(table), (4, 4)))
                 self.works.append(work := decoder.allocate(collate_encoded(files), {}, chosen))
-                finish = engines.begin(work, np.arange(len(files)), resources)
+                (finish,) = engines.begin_all([(work, np.arange(len(files)))], resources)
                 self.events.append(finish.__self__)
             wait(self.events)
 

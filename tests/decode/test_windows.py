@@ -19,7 +19,7 @@ import gpuaug
 from gpuaug import ArgumentError, DecodeStage, GpuAugWarning, StreamedLoader, TransformStage, collate_encoded, fuse
 from gpuaug.core.encoded import Format
 from gpuaug.core.ragged import Shapes
-from gpuaug.decode import layout, work
+from gpuaug.decode import decoder, layout
 from gpuaug.stages.base import BoundStage, _BoundTransform
 
 FILES = [file for file in mixed_files() if min(by_pil(file).shape[:2]) > 12] * 2
@@ -39,8 +39,8 @@ def asked(monkeypatch):
     windows = _BoundTransform.windows
     given = []
 
-    def noted(stage, *arguments):
-        given.append(windows(stage, *arguments))
+    def noted(stage, *arguments, **keywords):
+        given.append(windows(stage, *arguments, **keywords))
         return given[-1]
 
     monkeypatch.setattr(_BoundTransform, "windows", noted)
@@ -69,7 +69,7 @@ def assert_equal(one, other):
 @on_each_device
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_batches_are_those_of_whole_images(device, pipeline, monkeypatch):
-    monkeypatch.setattr(work, "POISON", 0xAA)
+    monkeypatch.setattr(decoder, "POISON", 0xAA)
     left = pytest.warns(GpuAugWarning, match="is not fused") if "fallback" in pipeline else nullcontext()
     with left:
         stages = [DecodeStage(), fuse(PIPELINES[pipeline](), ragged=True)]

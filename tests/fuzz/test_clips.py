@@ -13,7 +13,7 @@ from support.video.damaged_videos import damaged_videos
 from support.video.videos import frames, shown, video
 
 import gpuaug
-from gpuaug.decode import work
+from gpuaug.decode import decoder
 from gpuaug.decode.clips import limits
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
@@ -33,7 +33,7 @@ def smaller_limit():
 def decoded(data, poison, **options):
     """The frames of two clips of a batch, the second of a damaged video, in memory that held something else."""
     clips = [(gpuaug.read_clip(each, NUMBERS), 0) for each in (video(), data)]
-    with mock.patch.object(work, "POISON", poison):
+    with mock.patch.object(decoder, "POISON", poison):
         made = gpuaug.DecodeStage(**options)(gpuaug.collate_encoded(clips)[0], "cpu")
     pictures = [frame.permute(1, 2, 0).numpy() for frame in (made if isinstance(made, gpuaug.Ragged) else made.flatten(0, 1))]
     return pictures[: len(NUMBERS)], pictures[len(NUMBERS) :]

@@ -18,7 +18,7 @@ from support.files.hostile_files import MAKERS, hostile_files
 from support.public.fuzzing import bounded, cases, outcome
 
 import gpuaug
-from gpuaug.decode import work
+from gpuaug.decode import decoder
 from gpuaug.decode.headers import parse
 from gpuaug.decode.limits import MAX_SEGMENTS
 
@@ -34,7 +34,7 @@ OPTIONS = st.fixed_dictionaries(
 def decoded(files, poison, device, **options):
     """The images of a batch, in memory that held something else: what was not written would show."""
     decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, **options)
-    with mock.patch.object(work, "POISON", poison), guarded():
+    with mock.patch.object(decoder, "POISON", poison), guarded():
         return [image.cpu() for image in decode(gpuaug.collate_encoded(files), device)]
 
 
@@ -93,7 +93,7 @@ AUGMENT = gpuaug.fuse(K.RandomResizedCrop((12, 12), scale=(0.05, 0.5)), ragged=T
 def cropped(files, poison, device, backend):
     """Crops of a batch whose images are decoded in part, and whether any image was."""
     decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, backend=backend, on_error="replace")
-    with mock.patch.object(work, "POISON", poison), guarded():
+    with mock.patch.object(decoder, "POISON", poison), guarded():
         with gpuaug.StreamedLoader([gpuaug.collate_encoded(files)], [decode, AUGMENT], device=device, seed=0) as loader:
             (images,) = [batch.cpu() for batch in loader]
         return images, loader.stats().undecoded_pixels > 0

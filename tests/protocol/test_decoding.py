@@ -25,7 +25,7 @@ from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Lane, Lanes
-from gpuaug.decode import decoder, decoding, nvjpeg, work
+from gpuaug.decode import decoder, decoding, layout, nvjpeg
 from gpuaug.decode.decoders.base import PREPARED
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.ring import Ring
@@ -172,7 +172,7 @@ class Machine:
         nvjpeg_double.use(patch, Engines, Phased)
         patch.setattr(decoder, "allocate_pixels", allocated)
         patch.setattr(nvjpeg, "enter", lambda device: None)
-        patch.setattr(work.Work, "to", copied)
+        patch.setattr(layout.Work, "to", copied)
         patch.setattr(Lane, "copy_parts", copy_parts)
         patch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
         read_with(patch, Slotted)
@@ -460,7 +460,7 @@ def test_images_are_decoded_where_their_memory_cannot_be_page_locked(monkeypatch
     def refusing(length, device, dtype=torch.uint8, *, pin_memory=False):
         if pin_memory:
             refused.append(length)
-            raise work.HostMemoryError("CUDA error: out of memory\nCompile with more")
+            raise decoder.HostMemoryError("CUDA error: out of memory\nCompile with more")
         return allocated(length, device) if device.type == "cuda" else empty(length, dtype=torch.uint8)
 
     monkeypatch.setattr(decoder, "allocate_pixels", refusing)

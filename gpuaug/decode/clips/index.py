@@ -54,7 +54,7 @@ _SCANNED = np.dtype(
 )
 """Structured NumPy dtype: one packet, as its container returns it.
 
-``stamp``: see ``Packets``. ``dts``: decoding time stamp. ``duration``: duration of the frame; 0 if it is not stored.
+``stamp``: see ``Index``. ``dts``: decoding time stamp. ``duration``: duration of the frame; 0 if it is not stored.
 ``is_hidden``: whether the container hides the frame. ``is_key`` and ``is_idr``: see ``nal``.
 """
 
@@ -94,9 +94,19 @@ class Stream(NamedTuple):
     """Number of frames by which decoding runs ahead of display."""
 
 
-class Packets(NamedTuple):
-    """Packets of a video in decoding order, and the K of them at which decoding can start: packet 0, and key frames."""
+class Index(NamedTuple):
+    """Index of a video: its P packets in decoding order, and its N visible frames in display order.
 
+    Decoding can start at K of the packets: packet 0, and key frames.
+    """
+
+    stream: Stream
+    extradata: bytes
+    """Parameter sets of the codec, with start codes for H.264 and HEVC."""
+    length_size: int
+    """Number of bytes of the length before each NAL unit; 0 for start codes."""
+    time_base: Fraction
+    """Seconds per unit of time stamps."""
     stamp: NDArray[np.int64]
     """(P,) presentation time stamp in the file; the decoding time stamp if there is none."""
     checksum: NDArray[np.uint32]
@@ -111,11 +121,6 @@ class Packets(NamedTuple):
     """(K,) decoding time stamp; the presentation time stamp if there is none."""
     key_is_idr: NDArray[np.bool_]
     """(K,) whether no frame after the key frame, in decoding order, is predicted from frames before the key frame."""
-
-
-class Frames(NamedTuple):
-    """Visible frames of a video in display order."""
-
     packet_of_frame: NDArray[np.int64]
     """(N,) packet index."""
     last_duration: int
@@ -125,23 +130,9 @@ class Frames(NamedTuple):
     missing: int
     """Number of packets that the container declares but does not contain."""
 
-
-class Index(NamedTuple):
-    """Index of a video."""
-
-    stream: Stream
-    extradata: bytes
-    """Parameter sets of the codec, with start codes for H.264 and HEVC."""
-    length_size: int
-    """Number of bytes of the length before each NAL unit; 0 for start codes."""
-    time_base: Fraction
-    """Seconds per unit of time stamps."""
-    packets: Packets
-    frames: Frames
-
     def matches(self, number: int, packet: Any) -> bool:
         """Return whether a packet has the time stamp and checksum of packet ``number`` of the index, and is not damaged."""
-        is_equal = stamp_of(packet) in (None, self.packets.stamp[number]) and _checksum(packet) == self.packets.checksum[number]
+        is_equal = stamp_of(packet) in (None, self.stamp[number]) and _checksum(packet) == self.checksum[number]
         return is_equal and not packet.is_corrupt
 
     def ranges(self, frame_packets: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -153,7 +144,7 @@ class Index(NamedTuple):
         Args:
             frame_packets: (T,) packet indices of the frames.
         """
-        keys, rank = self.packets.keys, self.packets.display_rank
+        keys, rank = self.keys, self.display_rank
         # Per frame: (index into ``keys`` of the last key frame from which the frame can be decoded, packet index of the frame).
         key_of_frames: list[tuple[int, int]] = []
         for packet in np.unique(frame_packets).tolist():
@@ -162,15 +153,15 @@ class Index(NamedTuple):
             key_of_frames.append((int(usable.max(initial=0)), packet))
         # Packets without a visible frame belong to the packet before them: they may hold the second field of its frame. So a
         # frame ends where the next packet with a visible frame begins.
-        packet_ends = np.append(np.flatnonzero(self.packets.has_visible_frame), len(rank))
+        packet_ends = np.append(np.flatnonzero(self.has_visible_frame), len(rank))
         ranges: list[tuple[int, int]] = []
         for key_index, packet in sorted(key_of_frames):
             first = int(keys[key_index])
             last = int(packet_ends[np.searchsorted(packet_ends, packet, side="right")]) - 1
-            if self.frames.are_decoded:
+            if self.are_decoded:
                 # H.264 from a non-IDR key frame: the decoder outputs a frame only after up to ``reorder`` more packets.
                 last = min(last + self.stream.reorder, len(rank) - 1)
-            if ranges and (first <= ranges[-1][1] or not self.packets.key_is_idr[key_index]):
+            if ranges and (first <= ranges[-1][1] or not self.key_is_idr[key_index]):
                 first, last_before = ranges.pop()
                 last = max(last, last_before)
             ranges.append((first, last))
@@ -183,10 +174,10 @@ class Index(NamedTuple):
         Raises:
             VideoError: If the time stamps begin again, as in files that were joined end to end.
         """
-        stamps = self.packets.stamp[self.frames.packet_of_frame]
+        stamps = self.stamp[self.packet_of_frame]
         if (np.diff(stamps) < 0).any():
             # Decoding time stamps, in containers without presentation time stamps, ascend in the order of the packets.
-            if (np.diff(self.packets.stamp) < 0).any():
+            if (np.diff(self.stamp) < 0).any():
                 raise VideoError("its time stamps begin again: pass start, at or a list of frames to read_clip")
             stamps = np.sort(stamps)
         return (stamps * float(self.time_base)).astype(np.float64)
@@ -194,8 +185,8 @@ class Index(NamedTuple):
     @property
     def end_s(self) -> float:
         """End of the last visible frame in seconds; its time stamp if its duration is not known."""
-        last = self.packets.stamp[self.frames.packet_of_frame].max()
-        return float((last + self.frames.last_duration) * float(self.time_base))
+        last = self.stamp[self.packet_of_frame].max()
+        return float((last + self.last_duration) * float(self.time_base))
 
 
 def stamp_of(packet: Any) -> int | None:
@@ -286,21 +277,17 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
         extradata=extradata,
         length_size=length_size,
         time_base=stream.time_base,
-        packets=Packets(
-            stamp=stamps,
-            checksum=scanned["checksum"].copy(),
-            display_rank=display_rank,
-            has_visible_frame=np.isin(packet_indices, packet_of_frame),
-            keys=key_packets,
-            key_dts=np.where(scanned["dts"] == _NO_STAMP, stamps, scanned["dts"])[key_packets],
-            key_is_idr=scanned["is_idr"][key_packets],
-        ),
-        frames=Frames(
-            packet_of_frame=packet_of_frame,
-            last_duration=int(scanned["duration"][last_packet]),
-            are_decoded=are_decoded,
-            missing=max(stream.frames - len(scanned), 0),
-        ),
+        stamp=stamps,
+        checksum=scanned["checksum"].copy(),
+        display_rank=display_rank,
+        has_visible_frame=np.isin(packet_indices, packet_of_frame),
+        keys=key_packets,
+        key_dts=np.where(scanned["dts"] == _NO_STAMP, stamps, scanned["dts"])[key_packets],
+        key_is_idr=scanned["is_idr"][key_packets],
+        packet_of_frame=packet_of_frame,
+        last_duration=int(scanned["duration"][last_packet]),
+        are_decoded=are_decoded,
+        missing=max(stream.frames - len(scanned), 0),
     )
 
 

@@ -6,7 +6,7 @@ luma, then H/2 lines with blue and red chroma in turn.
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.encoded import ClipHeaders, Headers
+from gpuaug.core.encoded import Headers
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.decode.clips.index import Stream
 from gpuaug.decode.decoders.base import FileDecoder
-from gpuaug.decode.layout import BatchLayout, Options, rotated_upright, size_problems
+from gpuaug.decode.layout import BatchLayout, Options, WindowsOf, rotated_upright
 
 _LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 """Number of the colour matrix in H.273 → weights of red and blue in luma. All other matrices use BT.601."""
@@ -50,20 +50,24 @@ class ClipLayout(BatchLayout):
     """Layout of the clips of a batch in one flat buffer.
 
     The field ``orientation`` of ``headers`` is 1 if ``exif=False``. The card decodes clips as NV12 frames into ``Work.raw``.
-
-    Args:
-        headers, options, decoders, undecodable: See ``BatchLayout``.
+    For the arguments see ``BatchLayout``.
     """
 
     undecoded_pixels = 0
     """Number of pixels that are not decoded: 0, because frames are always decoded whole."""
 
-    def __init__(
-        self, headers: ClipHeaders, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
-    ) -> None:
-        super().__init__(headers, options, decoders, undecodable=undecodable)
-        self._clip_headers = headers
-        self.frames = headers.pts.shape[1]
+    @staticmethod
+    def problems(headers: Headers, options: Options) -> dict[int, str]:
+        """Return index → reason for each clip that cannot be decoded according to its header and the options."""
+        reasons = BatchLayout.problems(headers, options)
+        if options.channels in (1, "labels"):
+            for index in range(len(headers.table)):
+                reasons.setdefault(index, f"clips are decoded to RGB only, not with channels={options.channels!r}")
+        return reasons
+
+    def lay_out(self, options: Options, decoders: Sequence[FileDecoder], windows: WindowsOf | None) -> None:
+        """Set the sizes and offsets of the clips. For the arguments see ``BatchLayout``."""
+        self.frames = self.batch_headers.pts.shape[1]
         """Number of frames per clip."""
         if not options.exif:
             self.headers["orientation"] = 1
@@ -76,9 +80,9 @@ class ClipLayout(BatchLayout):
     @cached_property
     def infos(self) -> list[ClipInfo]:
         """Header fields of the clip that is decoded at each index of the batch."""
-        packets = self._clip_headers.packets.tolist()
+        packets = self.batch_headers.packets.tolist()
         infos = []
-        for record, pts in zip(self.headers.tolist(), self._clip_headers.pts[self.sources].tolist(), strict=True):
+        for record, pts in zip(self.headers.tolist(), self.batch_headers.pts[self.sources].tolist(), strict=True):
             start, _, extradata_size, first, count, _, *stream = record  # the fields of ``CLIP``, in order
             positions: dict[int, list[int]] = {}
             for position, time_stamp in enumerate(pts):
@@ -176,12 +180,3 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
         values = (luma + offset[:, :, None, :, None]).round_().clamp_(0, 255)
         planes = values.view(-1, height, width).movedim(0, 2)
         rgb[..., channel].copy_(rotated_upright(planes, orientation).movedim(2, 0))
-
-
-def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each clip that cannot be decoded according to its header and the options."""
-    reasons = size_problems(headers, options)
-    if options.channels in (1, "labels"):
-        for index in range(len(headers.table)):
-            reasons.setdefault(index, f"clips are decoded to RGB only, not with channels={options.channels!r}")
-    return reasons

@@ -2,7 +2,7 @@
 
 A *clip* is a number of selected frames of a video, and the packets from which these are decoded. A *packet* is a unit of coded
 data, usually of one frame. *Display rank*: a number per packet that ascends in the order in which frames are displayed
-(``Packets.display_rank``). A *member* is an entry of a batch.
+(``Index.display_rank``). A *member* is an entry of a batch.
 """
 
 from collections.abc import Sequence
@@ -98,19 +98,19 @@ def _read_packets(clip: Clip) -> _ClipPackets:
     """
     with VIDEOS.opened(clip.source) as video:
         index = video.index
-        codec, packet_of_frame, missing = index.stream.codec, index.frames.packet_of_frame, index.frames.missing
+        codec, packet_of_frame, missing = index.stream.codec, index.packet_of_frame, index.missing
         if not len(packet_of_frame):
             raise VideoError("it has no visible frame")
         times = None if clip.times_s is None else (index.times_s, index.end_s)
         numbers = clip.numbers_in(len(packet_of_frame), times)
         # In a truncated video, the end is unknown. A clip that depends on it cannot be read.
         if missing and (isinstance(numbers, str) or clip.at is not None or clip.short != "error"):
-            count = len(index.packets.stamp)
+            count = len(index.stamp)
             raise VideoError(f"its data end after {count} of {count + missing} frames")
         if isinstance(numbers, str):  # the reason why the video does not contain the clip
             raise VideoError(numbers)
         clip_frames = packet_of_frame[numbers]
-        ranks = index.packets.display_rank
+        ranks = index.display_rank
         selected_ranks = set(ranks[clip_frames].tolist())
         data = bytearray(index.extradata)
         packets = list[tuple[int, int, int, bool]]()
@@ -118,7 +118,7 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         for first, last in index.ranges(clip_frames):
             for number, packet in enumerate(video.packets(first, last), first):
                 content = nal.with_start_codes(memoryview(packet), index.length_size)
-                rank, is_visible = int(ranks[number]), bool(index.packets.has_visible_frame[number])
+                rank, is_visible = int(ranks[number]), bool(index.has_visible_frame[number])
                 # Frames after a key frame that are displayed before it may be predicted from frames before the key frame, and
                 # no frame that is displayed after the key frame is predicted from such frames. Such frames are omitted, except
                 # after packet 0, where PyAV shows them, and in MPEG-4, whose packets may hold the data of the next packet.
@@ -133,5 +133,5 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 if len(data) > limits.MAX_CLIP_BYTES:
                     raise VideoError(f"its packets from a key frame to the end have more than {limits.MAX_CLIP_BYTES} bytes")
         first_content = bytes(data[packets[0][0] :][: packets[0][1]])  # content of the first packet, by its offset and size
-    fits_nvdec = (codec != "h264" or nal.is_idr(codec, first_content)) and (all_visible or not index.frames.are_decoded)
+    fits_nvdec = (codec != "h264" or nal.is_idr(codec, first_content)) and (all_visible or not index.are_decoded)
     return _ClipPackets(index, ranks[clip_frames], data, packets, fits_nvdec)

@@ -23,23 +23,23 @@ from gpuaug.decode.limits import LimitError
 from gpuaug.feed.worker import READ_EVENT
 
 MAX_INDICES = 1024
-"""Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
+"""Maximum number of idle videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
 
 MAX_OPEN = 8
 """Maximum number of idle videos that a process keeps open."""
 
 
 class Videos:
-    """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos that are idle.
+    """Least-recently-used cache of the videos of a process. The most recently used ones are open.
 
-    A video is idle if no thread is using it. A forked process does not use the open videos of its parent, because the files of
-    both processes share one read position. It does not close these videos either, because closing may wait for threads
+    A video that a thread is using is not in the cache. A forked process does not use the videos of its parent, because the
+    files of both processes share one read position. It does not close these videos either, because closing may wait for threads
     of the parent's decoders.
     """
 
     def __init__(self) -> None:
         self.idle_videos: OrderedDict[tuple[Any, ...], Video] = OrderedDict()
-        """(path, size, time of the last change) of a file → open video that no thread is using."""
+        """(path, size, time of the last change) of a file → video that no thread is using."""
         self._inherited_videos: list[OrderedDict[tuple[Any, ...], Video]] = []
         """Idle videos of the parent processes of a forked process. Referenced here, because freeing them would close them."""
         self._reset()
@@ -48,13 +48,12 @@ class Videos:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._indices: OrderedDict[tuple[Any, ...], Index] = OrderedDict()
         self._inherited_videos.append(self.idle_videos)
         self.idle_videos = OrderedDict()
 
     @contextmanager
     def opened(self, source: str | bytes | memoryview) -> Iterator["Video"]:
-        """Context manager that opens a video for use by one thread.
+        """Context manager for the use of a video by one thread.
 
         After the ``with`` statement, the file stays open for the next clip, unless an error was raised.
 
@@ -73,32 +72,29 @@ class Videos:
                 status = os.stat(source)
                 key = (source, status.st_size, status.st_mtime_ns)
             with self._lock:
-                video = self.idle_videos.pop(key, None) or Video(source, self._indices.get(key))
+                video = self.idle_videos.pop(key, None) or Video(source)
             try:
                 yield video
             except BaseException:
                 video.close()
                 raise
-            if key:
+            finally:
                 self._keep(key, video)
-            else:
-                video.close()
         except av.error.FFmpegError as error:
             raise VideoError(f"FFmpeg says: {error.strerror or error}") from None
         except (OSError, ValueError, LimitError, OverflowError, MemoryError) as error:
             raise VideoError(file_problem(error)) from None
 
     def _keep(self, key: tuple[Any, ...], video: "Video") -> None:
-        """Add a video and its index to the caches, and remove the least recently used ones if there are too many."""
+        """Add a video to the cache, and close or remove the least recently used ones if there are too many."""
         with self._lock:
-            self._indices[key] = video.index
-            self._indices.move_to_end(key)
-            if self.idle_videos.setdefault(key, video) is not video:  # another thread has read the same video
+            # Videos in memory have no key. Another thread may have read the same video.
+            if not key or self.idle_videos.setdefault(key, video) is not video:
                 video.close()
-            if len(self._indices) > MAX_INDICES:
-                self._indices.popitem(last=False)
-            if len(self.idle_videos) > MAX_OPEN:
-                self.idle_videos.popitem(last=False)[1].close()
+            for surplus in itertools.islice(reversed(self.idle_videos.values()), MAX_OPEN, MAX_OPEN + 1):
+                surplus.close()
+            if len(self.idle_videos) > MAX_INDICES:
+                self.idle_videos.popitem(last=False)
 
 
 class Video:
@@ -106,20 +102,21 @@ class Video:
 
     Args:
         source: Path of the video, or its bytes.
-        index: Index of the video; ``None`` to create it from the packets when it is needed.
     """
 
-    def __init__(self, source: str | bytes | memoryview, index: Index | None) -> None:
-        self._source, self._index = source, index
+    def __init__(self, source: str | bytes | memoryview) -> None:
+        self._source = source
+        self._index: Index | None = None
         self._file: BinaryIO | None = None
         self._container: Any = None
 
     def close(self) -> None:
-        """Close the container and its file."""
+        """Close the container and its file. They are opened again when packets are read."""
         if self._container is not None:
             self._container.close()
         if self._file is not None:
             self._file.close()
+        self._container = self._file = None
 
     def _open(self) -> Any:
         """Open the file again, and return the container at its beginning.
@@ -135,7 +132,7 @@ class Video:
 
     @property
     def index(self) -> Index:
-        """Index of the video. The first access reads all packets, unless the index was passed."""
+        """Index of the video. The first access reads all packets."""
         if self._index is None:
             self._index = read_index(self._open(), open_again=self._open)
         return self._index
@@ -144,7 +141,7 @@ class Video:
         """Yield the packets ``first`` … ``last``, in decoding order.
 
         Args:
-            first: Number of the packet of a key frame. Packets are numbered from 0 in decoding order, as in ``Index.packets``.
+            first: Number of the packet of a key frame. Packets are numbered from 0 in decoding order, as in ``Index``.
             last: Number of the last packet.
 
         Raises:
@@ -172,19 +169,19 @@ class Video:
 
         Packets are compared by ``stamp_of``: the presentation time stamp, or the decoding time stamp if there is none.
         """
-        indexed_packets = self.index.packets
+        index = self.index
         container = self._container or self._open()
         try:
-            seek_dts = int(indexed_packets.key_dts[np.searchsorted(indexed_packets.keys, first)])
+            seek_dts = int(index.key_dts[np.searchsorted(index.keys, first)])
             container.seek(seek_dts, stream=container.streams.video[0], backward=True)
         except libav.required_module().error.FFmpegError:
             return iter(())
         packets = packets_of(container)
         for packet in packets:
             stamp = stamp_of(packet)
-            if stamp == indexed_packets.stamp[first]:
+            if stamp == index.stamp[first]:
                 return itertools.chain([packet], packets)
-            if packet.is_keyframe and stamp is not None and stamp > indexed_packets.stamp[first]:
+            if packet.is_keyframe and stamp is not None and stamp > index.stamp[first]:
                 break  # a later key frame: the seek has missed packet ``first``
         return iter(())
 

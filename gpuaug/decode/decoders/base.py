@@ -1,7 +1,7 @@
 """Interface of a decoder of image files or clips, and the threads and lanes that decoders use.
 
 A *lane* is a CUDA stream with a name. A *card* is a GPU. The JPEG engines and the video engines (NVDEC) are decoding hardware
-of a card. A *window* is the part of an image that is decoded. ``Work`` (``work.py``) is the decoding task for one member of a
+of a card. A *window* is the part of an image that is decoded. ``Work`` (``layout.py``) is the decoding task for one member of a
 batch: headers and bytes of the files, and buffers for the pixels. A *member* is an entry of a batch. An *upright* image is
 rotated as its EXIF orientation requires. *Pending* images or clips are those that no thread has started.
 """
@@ -79,7 +79,7 @@ class FileDecoder(ABC):
 
     name: ClassVar[str]
     """Name of the decoder in ``DecoderTable``, which shows the user the decoders of a stage."""
-    files: ClassVar[str]
+    files: str
     """Short description of the files that the decoder decodes, for ``DecoderTable``."""
     on_card: ClassVar[bool]
     """Whether the decoder writes images to device memory, in the stored orientation and size. Other decoders write upright,
@@ -123,7 +123,9 @@ class FileDecoder(ABC):
         return windows
 
     def begin_all(self, tasks: Sequence[tuple[Any, NDArray[Any]]], resources: Resources) -> list[Callable[[], Event]]:
-        """Start to decode images or clips of several members of a batch. By default, call ``begin`` for each member.
+        """Start to decode images or clips of several members of a batch. A decoder defines this method or ``begin``.
+
+        By default, call ``begin`` for each member.
 
         Args:
             tasks: Per member, the arguments ``work`` and ``indices`` of ``begin``.
@@ -134,7 +136,6 @@ class FileDecoder(ABC):
         """
         return [self.begin(work, indices, resources) for work, indices in tasks]
 
-    @abstractmethod
     def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode images or clips of a batch. Called on a thread of ``Pools.batches``.
 
@@ -148,6 +149,7 @@ class FileDecoder(ABC):
         Returns:
             Function that waits for the decoder on the host, and returns the event after which the pixels are in ``work.data``.
         """
+        raise NotImplementedError
 
 
 class HostDecoder(FileDecoder):

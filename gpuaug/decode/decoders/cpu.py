@@ -26,9 +26,8 @@ from gpuaug.decode.formats.header import ImageFormat
 from gpuaug.decode.formats.imagecodecs import imagecodecs
 from gpuaug.decode.formats.jpeg import simplejpeg
 from gpuaug.decode.headers import format_of
-from gpuaug.decode.layout import ImageInfo, Layout, rotated_upright
-from gpuaug.decode.work import Work
-from gpuaug.feed.image_input import as_array, copy_pixels, stored_values, with_channels
+from gpuaug.decode.layout import ImageInfo, Layout, Work, rotated_upright
+from gpuaug.feed.image_input import as_array, copy_pixels, stored_values
 
 _JPEGS = (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG)
 
@@ -36,8 +35,8 @@ COSTS = np.full(len(Format), 8)
 """Relative decoding time per pixel, by ``Format``, to decode the slowest files first. 8 for the formats that are not JPEG."""
 COSTS[list(_JPEGS)] = 1, 3, 3, 6
 
-_STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Number of channels → PIL mode of an image that is decoded as stored in its file."""
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Number of channels → PIL mode. 2 and 4 are only for images that are decoded as stored in their files."""
 
 MAX_CHUNK = 8
 """Maximum number of images that a thread takes at once, and decodes in one call of a loop.
@@ -109,9 +108,9 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     height, width = -(-info.height // scale), -(-info.width // scale)
     shape = (height, width, layout.channels)
     try:
-        buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
+        buffer = out if orientation == 1 and out.shape == shape else np.empty(shape, out.dtype)
         # Decoded pixels, or the reason why the file cannot be decoded, or None if PIL has to decode the file.
-        pixels = format_.decode(file, layout, info, buffer)
+        pixels = format_.decode(file, layout, info, buffer) if format_.decode is not None else None
         if isinstance(pixels, str):
             return pixels
         if pixels is None:
@@ -150,10 +149,9 @@ def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: An
             image.draft("L" if grey else image.mode, sides)
         if info.label_max:  # with ``channels="labels"``
             pixels = stored_values(image, info.label_max)
-        elif channels in (2, 4):  # only with ``channels=None`` of the user: decoded as stored
-            pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
-            pixels = as_array(with_channels(image, channels, convert=True, position="the file"))
+            mode = _MODES[channels]
+            pixels = as_array(image if image.mode == mode else image.convert(mode))
         if image.format == "TIFF":  # PIL rotates TIFFs upright while decoding, which is undone here
             pixels = rotated_upright(pixels, _INVERSE_ORIENTATIONS.get(info.stored_orientation, info.stored_orientation))
         return pixels

@@ -56,11 +56,6 @@ class Request(NamedTuple):
     event: Future[Event]
     """Event after the GPU work of the batch, or an error."""
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether a window is decoded of at least one image. ``BatchDecoder.set_windows`` was then called for all files."""
-        return any(work.layout.shapes.windows is not None for work, _ in self.tasks)
-
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return the (B,) mask of the JPEGs whose chroma subsampling and size the engines support. The format is not checked.
@@ -100,13 +95,7 @@ class Engines(FileDecoder):
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the baseline JPEGs with a supported chroma subsampling and size."""
-        mask = fits_nvjpeg(table)
-        mask &= table["format"] == Format.JPEG
-        return mask
-
-    def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Start to decode images of one member of a batch, as ``begin_all`` does."""
-        return self.begin_all([(work, indices)], resources)[0]
+        return fits_nvjpeg(table) & is_among(table["format"], (Format.JPEG,))
 
     def begin_all(self, tasks: Tasks, resources: Resources) -> list[Callable[[], Event]]:
         """Submit the files to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code.
@@ -114,8 +103,7 @@ class Engines(FileDecoder):
         Returns:
             One function for all members: it waits for the calls, and returns the event after their GPU work.
         """
-        request = Request(tasks, [], Future())
-        request.calls.extend(self._calls(request))
+        request = Request(tasks, self._calls(tasks), Future())
         pools = resources.pools
         pools.card_requests.put(request)
         try:
@@ -125,26 +113,24 @@ class Engines(FileDecoder):
             raise
         return [request.event.result]
 
-    def _calls(self, request: Request) -> list[NDArray[np.void]]:
+    def _calls(self, tasks: Tasks) -> list[NDArray[np.void]]:
         """Return ``Request.calls``. A file whose size by nvJPEG is not the size in its header is added to ``work.problems``.
 
         256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one decoding state of nvJPEG, and 10 ms with one
         call and one state per group (H200, nvJPEG 13.3).
         """
         files_of_members = []
-        for number, (work, indices) in enumerate(request.tasks):
-            layout = work.layout
-            table = layout.headers[indices]
+        for number, (work, indices) in enumerate(tasks):
+            table = work.layout.headers[indices]
             files = card_files(work, indices)
             files["work"] = number  # index into ``tasks``
             files["group"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
-            sizes = self._decoder.sizes(files)
-            matches = (sizes == layout.stored[indices]).all(1)
-            for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
-                work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
+            self._decoder.find_sizes(files)
+            matches = (files["found_height"] == files["height"]) & (files["found_width"] == files["width"])
+            work.problems.update((int(file["index"]), nvjpeg.size_problem(file)) for file in files[~matches])
             files_of_members.append(files[matches])
         files = _largest_first(np.concatenate(files_of_members))
-        if request.has_windows:
+        if any(work.layout.shapes.windows is not None for work, _ in tasks):
             self._decoder.set_windows(files)
         calls = files["group"] * 256 + files["form"]  # a number per pair; one-dimensional, because np.unique of pairs is slow
         return [files[calls == call] for call in np.unique(calls)]
@@ -179,8 +165,8 @@ class Engines(FileDecoder):
                 self._answer([request], resources)
         else:
             for request in requests:
-                if request.has_windows:
-                    for files in request.calls:
+                for files in request.calls:
+                    if files["parameters"].any():
                         self._decoder.put_back(files)
                 request.event.set_result(event)
 
@@ -221,7 +207,7 @@ def _merged_calls(requests: Sequence[Request]) -> list[NDArray[np.void]]:
     for request in requests:
         for files in map(np.copy, request.calls):
             files["work"] += first_task
-            key = int(files["group"][0]), int(files["form"][0]), request.has_windows
+            key = int(files["group"][0]), int(files["form"][0]), bool(files["parameters"][0])  # not 0: windows
             arrays_by_key[key].append(files)
         first_task += len(request.tasks)
     return [_largest_first(np.concatenate(arrays)) for arrays in arrays_by_key.values()]

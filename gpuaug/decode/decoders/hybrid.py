@@ -9,8 +9,8 @@ coefficients (or for the file, if the card reads the codes). States with one bac
 
     threads of ``Pools.images``                 thread of the batch (``_card_phases``)
     take idle states from the pools
-    run host phases  ── ``_Batch.ready`` ──►    queues card phases, in groups with one event each
-    wait for idle states  ◄── pools ──────      puts states back when the event of their group has happened
+    run host phases  ── ``_Batch.ready`` ──►    queues card phases, and one event per call of host phases
+    wait for idle states  ◄── pools ──────      puts states back when the event of their call has happened
 """
 
 import threading
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
 from gpuaug.decode.decoders.engines import card_files, fits_nvjpeg
-from gpuaug.decode.layout import Layout
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import Layout, Work
 
 MAX_STATES = 96
 """Maximum number of states of a pool, which all loaders of a process on one device share.
@@ -110,9 +109,6 @@ MAX_CALL_BYTES = 2**21
 A call of several large photographs would take tenths of a second, and keep their states for so long.
 """
 
-GROUP = 16
-"""Maximum number of images whose card phases share one event, after which their states are put back."""
-
 
 def max_states(backend: int, capacity: int) -> int:
     """Return the maximum number of states of a pool. ``capacity``: of each state, in bytes of coefficients."""
@@ -156,10 +152,8 @@ class Hybrid(FileDecoder):
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the baseline and progressive JPEGs with a supported chroma subsampling and size."""
-        pixels = table["height"].astype(np.int64) * table["width"]
-        is_taken = fits_nvjpeg(table)
-        is_taken &= is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MAX_PIXELS)
-        return is_taken
+        is_small: NDArray[np.bool_] = table["height"].astype(np.int64) * table["width"] <= MAX_PIXELS
+        return is_small & fits_nvjpeg(table) & is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG))
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of large baseline JPEGs that this decoder takes from the engines, which are too slow for all.
@@ -196,7 +190,8 @@ class Hybrid(FileDecoder):
                 for _ in range(min(len(indices), resources.pools.threads)):
                     resources.pools.images.submit(self._host_phases, batch, resources)
             except RuntimeError as error:  # a thread could not be started, but others may be running
-                batch.give_up(error)
+                for file_index in batch.pending:
+                    batch.ready.put(_Call([file_index], [], [error]))
             return self._card_phases(batch, lane)
         finally:
             resources.card_lanes.put(lane)
@@ -207,38 +202,19 @@ class Hybrid(FileDecoder):
             # The first file of a call is its longest, because files are pending in descending order of length.
             images_of_call = min(MAX_CALL_BYTES // int(batch.files["length"][file_index]), batch.images_per_call)
             file_indices = [file_index, *islice(batch.pending, max(images_of_call - 1, 0))]
-            if batch.work.is_abandoned:
-                for _ in file_indices:
-                    batch.ready.put(None)
-                continue
-            try:
-                nvjpeg.enter(resources.lanes.device)  # within try, so that its error reaches the thread of the batch
-                while file_indices:
-                    states = self._take_states([batch.pool_keys[file_index] for file_index in file_indices])
-                    started_files = file_indices[: len(states)]
-                    del file_indices[: len(states)]
-                    self._run_host_phases(batch, started_files, states)
-            except BaseException as error:  # passed to the thread of the batch, which raises it
-                for _ in file_indices:
-                    batch.ready.put(error)
-
-    def _run_host_phases(self, batch: "_Batch", file_indices: list[int], states: list[nvjpeg.PhasedState]) -> None:
-        """Run the host phases of files of a batch in one call, with one state each. Put the results into ``batch.ready``."""
-        outcomes: Sequence[str | BaseException]
-        try:
-            outcomes = self._phase_decoder.host_phases(states, batch.files[file_indices])
-        except BaseException as error:
-            outcomes = [error] * len(file_indices)
-        for file_index, state, outcome in zip(file_indices, states, outcomes, strict=True):
-            if outcome:  # the host phase has failed, so no card phase follows
-                self._put_back([(batch.pool_keys[file_index], state)])
-            if isinstance(outcome, BaseException):
-                batch.ready.put(outcome)
-            elif outcome:
-                batch.work.problems[int(batch.files["index"][file_index])] = outcome
-                batch.ready.put(None)
-            else:
-                batch.ready.put((file_index, state))
+            while file_indices:
+                states: list[nvjpeg.PhasedState] = []
+                outcomes: Sequence[str | BaseException] = []
+                if not batch.work.is_abandoned:
+                    try:
+                        nvjpeg.enter(resources.lanes.device)
+                        states = self._take_states([batch.pool_keys[file_index] for file_index in file_indices])
+                        outcomes = self._phase_decoder.host_phases(states, batch.files[file_indices[: len(states)]])
+                    except BaseException as error:  # passed to the thread of the batch, which raises it
+                        outcomes = [error] * (len(states) or len(file_indices))
+                count = len(outcomes) or len(file_indices)
+                batch.ready.put(_Call(file_indices[:count], states, outcomes))
+                del file_indices[:count]
 
     def _take_states(self, keys: "list[_PoolKey]") -> list[nvjpeg.PhasedState]:
         """Return states for the first n images of ``keys``, with n of at least 1. Wait only if no state is free for the first.
@@ -247,22 +223,17 @@ class Hybrid(FileDecoder):
         """
         states: list[nvjpeg.PhasedState] = []
         for key in keys:
-            try:
-                state = self._idle_or_new_state(key)
-            except nvjpeg.NvJpegError:  # the pool has no state, and there is no memory for one
-                if not states:
-                    raise
+            state = self._state(key, waits=not states)
+            if state is None:
                 break
-            if state is None and states:
-                break
-            states.append(state or self._pools[key].idle.get())
+            states.append(state)
         return states
 
-    def _idle_or_new_state(self, key: "_PoolKey") -> nvjpeg.PhasedState | None:
-        """Return an idle or a new state; ``None`` if no state is idle, and the pool or the memory is full.
+    def _state(self, key: "_PoolKey", *, waits: bool) -> nvjpeg.PhasedState | None:
+        """Return an idle or a new state. If there is none, wait for a state, or return ``None`` if ``waits`` is false.
 
         Raises:
-            NvJpegError: If the pool has no state, and none can be created.
+            NvJpegError: If the pool has no state to wait for, and none can be created.
         """
         pool = self._pools.get(key) or self._pools.setdefault(key, _Pool())  # another thread may add the pool first
         try:
@@ -276,56 +247,51 @@ class Hybrid(FileDecoder):
                         pool.states.append(self._decoders[key.backend].state(pinned_bytes, device_bytes))
                         return pool.states[-1]
                     except nvjpeg.NvJpegError:  # no memory for another state
-                        if not pool.states:
+                        if waits and not pool.states:
                             raise
-        return None
+        return pool.idle.get() if waits else None
 
-    def _put_back(self, used_states: list["_UsedState"]) -> None:
-        """Return states to their pools."""
-        for key, state in used_states:
-            self._pools[key].idle.put(state)
+    def _put_back(self, batch: "_Batch", call: "_Call") -> None:
+        """Return the states of a call to their pools."""
+        for file_index, state in zip(call.file_indices, call.states, strict=False):
+            self._pools[batch.pool_keys[file_index]].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
-        # States of queued card phases, in groups: complete groups, each with the event after its card phases, and one open
-        # group to which images are added.
-        queued_groups, open_group = deque[tuple[Event, list[_UsedState]]](), list[_UsedState]()
-        ready, unfinished = batch.ready, len(batch.files)
+        # Calls whose states are in use, in order, and the events after their card phases.
+        calls, events = deque[_Call](), deque[Event]()
+        unfinished = len(batch.files)
         error: BaseException | None = None
         try:
-            while unfinished or open_group or queued_groups:
-                if len(open_group) == GROUP or (open_group and (ready.empty() or not unfinished)):
-                    queued_groups.append((lane.record_event(), open_group))
-                    open_group = []
+            while unfinished or calls:
                 # Put states back before waiting for host phases, which may be waiting for states.
-                if queued_groups and (len(queued_groups) > 1 or ready.empty()):
-                    event, used_states = queued_groups[0]
-                    event.synchronize()
-                    queued_groups.popleft()
-                    self._put_back(used_states)
-                elif unfinished:
-                    results = [ready.get()]
-                    while len(open_group) + len(results) < GROUP and not ready.empty():
-                        results.append(ready.get())
-                    unfinished -= len(results)
-                    error = error or next((result for result in results if isinstance(result, BaseException)), None)
-                    successes = [result for result in results if isinstance(result, tuple)]
-                    open_group += [(batch.pool_keys[file_index], state) for file_index, state in successes]
-                    files = batch.files[[file_index for file_index, _ in successes]]
-                    outcomes = self._phase_decoder.card_phases([state for _, state in successes], files, lane.handle)
-                    for index, outcome in zip(files["index"].tolist(), outcomes, strict=True):
-                        if isinstance(outcome, BaseException):
-                            error = error or outcome
-                        elif outcome:
-                            batch.work.problems[index] = outcome
-        except BaseException as card_error:  # such as a failed event, after which the card does no more work
-            batch.give_up(card_error)
-            for _, used_states in queued_groups:
-                self._put_back(used_states)
-            self._put_back(open_group)
-            for _ in range(unfinished):  # wait until no thread reads a file of the batch
-                if isinstance(result := ready.get(), tuple):
-                    self._put_back([(batch.pool_keys[result[0]], result[1])])
+                if calls and (batch.ready.empty() or events[0].query()):
+                    events[0].synchronize()
+                    events.popleft()
+                    self._put_back(batch, calls.popleft())
+                    continue
+                call = batch.ready.get()
+                unfinished -= len(call.file_indices)
+                calls.append(call)
+                positions = [position for position, outcome in enumerate(call.outcomes) if not outcome]
+                files = batch.files[call.file_indices]
+                states = [call.states[position] for position in positions]
+                card_outcomes = self._phase_decoder.card_phases(states, files[positions], lane.handle)
+                events.append(lane.record_event())
+                outcomes = {**dict(enumerate(call.outcomes)), **dict(zip(positions, card_outcomes, strict=True))}
+                for position, outcome in outcomes.items():
+                    if isinstance(outcome, BaseException):
+                        error = error or outcome
+                    elif outcome:
+                        batch.work.problems[int(files["index"][position])] = outcome
+        except BaseException:  # such as a failed event, after which the card does no more work
+            batch.work.is_abandoned = True
+            for call in calls:
+                self._put_back(batch, call)
+            while unfinished:  # wait until no thread reads a file of the batch
+                call = batch.ready.get()
+                self._put_back(batch, call)
+                unfinished -= len(call.file_indices)
             raise
         if error is not None:
             raise error
@@ -351,8 +317,15 @@ class _Pool:
     """States that no image uses."""
 
 
-_UsedState: TypeAlias = tuple[_PoolKey, nvjpeg.PhasedState]
-"""Key of a pool, and a state of this pool that an image uses."""
+class _Call(NamedTuple):
+    """Images for which one call has run the host phases, or that no call gets, after an error or in an abandoned batch."""
+
+    file_indices: list[int]
+    """(n,) indices into ``_Batch.files``."""
+    states: list[nvjpeg.PhasedState]
+    """(n,) states in use; empty without a call."""
+    outcomes: Sequence[str | BaseException]
+    """(n,) results, as ``PhasedDecoder.host_phases`` returns them; empty for an abandoned batch."""
 
 
 @dataclass(slots=True)
@@ -369,14 +342,8 @@ class _Batch:
     """Indices into ``files`` of the images whose host phase has not started. Shared by all threads."""
     images_per_call: int
     """Maximum number of images per call of host phases."""
-    ready: "SimpleQueue[tuple[int, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
-    """One entry per image whose host phase has ended: index into ``files`` and state; ``None`` if the image cannot be decoded
-    or the batch is abandoned; or an error."""
-
-    def give_up(self, error: BaseException) -> None:
-        """Put ``error`` into ``ready`` for each pending image, so that no further host phase starts."""
-        for _ in self.pending:
-            self.ready.put(error)
+    ready: "SimpleQueue[_Call]" = field(default_factory=SimpleQueue)
+    """Calls that have ended. Each image is in one of them."""
 
 
 def _backends(headers: NDArray[np.void]) -> NDArray[np.int64]:

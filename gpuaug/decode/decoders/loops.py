@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format, is_among
-from gpuaug.decode.c_calls import LOW, addresses, compile_once, compiled_or_python
-from gpuaug.decode.decoders import libspng, libwebp, turbojpeg
+from gpuaug.decode.c_calls import LOW, addresses, addresses_in_module, compile_once, compiled_or_python
+from gpuaug.decode.decoders import turbojpeg
 from gpuaug.decode.decoders.turbojpeg import (
     DECOMPRESS,
     HEIGHT,
@@ -26,8 +26,7 @@ from gpuaug.decode.decoders.turbojpeg import (
     SUBSAMPLING,
     WIDTH,
 )
-from gpuaug.decode.layout import IMAGE, Layout
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import IMAGE, Layout, Work
 
 Array = NDArray[Any]
 
@@ -50,6 +49,28 @@ PNG_AND_WEBP = (int(Format.PNG), int(Format.WEBP))
 
 MAX_SCRATCH_PIXELS = 2**24
 """Maximum number of pixels of a PNG or WebP that is first decoded into scratch memory, instead of directly into the output."""
+
+LIBSPNG = (
+    "imagecodecs._spng",
+    ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr", "spng_decode_image"),
+)
+"""Module with libspng, a decoder of PNGs, and names of functions. imagecodecs links it statically; on Linux it exports them."""
+
+LIBWEBP = (
+    "PIL._webp",
+    ("WebPDemuxInternal", "WebPDemuxGetFrame", "WebPDemuxReleaseIterator", "WebPDemuxDelete", "WebPDecodeRGBInto"),
+)
+"""Module that is linked to libwebp, and names of functions, of which all but the last take microseconds.
+
+The functions are called without PIL, because PIL decodes a WebP into four channels, and copies the pixels three times, in part
+with the interpreter's lock held. Pixels equal PIL's for every version of libwebp, because PIL uses the same library file.
+"""
+
+DEMUX_ABI = 0x0107
+"""``WEBP_DEMUX_ABI_VERSION``: version of the structures ``WebPData`` and ``WebPIterator``.
+
+libwebp rejects a version whose major part, the upper byte, differs from its own.
+"""
 
 _WORDS = 12
 """Size of the memory for a structure of libspng or libwebp, in 64-bit integers."""
@@ -75,7 +96,8 @@ class Loops:
         selected = np.zeros(len(jobs), np.bool_)
         if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:  # grey or RGB of 8 bits
             selected[indices] = layout.orientations[indices] == 1
-        is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
+        is_part = (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
+        is_jpeg = is_part & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
         is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
         makers = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
         # (loop, (B,) mask of its images) for each loop that has images and can run here. Only such a loop is made and compiled.
@@ -180,15 +202,15 @@ def png_and_webp_loop() -> DecodeJobs | None:
     Cost:
         About three seconds in the first call of a process with Numba.
     """
-    if libspng.library() is None and libwebp.library() is None:
+    if not any((*addresses_in_module(*LIBSPNG), *addresses_in_module(*LIBWEBP))):
         return None
     return compiled_or_python("decode PNGs and WebPs", _define_png_and_webp_loop)
 
 
 def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: Any) -> DecodeJobs:
     """Define the loop of ``png_and_webp_loop``. For the arguments see ``compiled_or_python``."""
-    new, free, set_file, read_header, decode_image = addresses(libspng.library(), libspng.NAMES)
-    demux, get_frame, release_frame, delete, decode_rgb = addresses(libwebp.library(), libwebp.NAMES)
+    new, free, set_file, read_header, decode_image = addresses_in_module(*LIBSPNG)
+    demux, get_frame, release_frame, delete, decode_rgb = addresses_in_module(*LIBWEBP)
     png = int(Format.PNG)
 
     @compile_function  # type: ignore[untyped-decorator]
@@ -224,7 +246,7 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         words[11] = job["length"]
         iterator = np.int64(words.ctypes.data)
         # + 80: address of ``words[10]``. The zeros: the file must be complete, and its state is not stored.
-        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
+        demuxer = call(demux, (iterator + 80, 0, 0, DEMUX_ABI))
         decoded: bool = (
             demuxer != 0
             and call(get_frame, (demuxer, 1, iterator)) & LOW != 0  # frames are numbered from 1

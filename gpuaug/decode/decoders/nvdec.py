@@ -1,24 +1,31 @@
-"""Decoding of clips by NVDEC, the video decoding hardware (*engines*) of a GPU (*card*).
+"""Decoding of clips by NVDEC, the video engines (decoding hardware) of a GPU (*card*), through the package PyNvVideoCodec.
 
-A clip is a number of selected frames of a video, and the *packets* (encoded frames) from which these are decoded. A *session*
-is an open decoder of NVDEC for one codec and size. A *lane* is a CUDA stream.
+A *session* is an open decoder for one codec and size. Sessions are kept open in a least-recently-used cache, because a session
+is independent of files: after the packets (encoded frames) of one clip, it decodes the next clip of any file with the same
+codec and size. It returns one frame per packet, in display order. A *lane* is a CUDA stream.
+
+PyNvVideoCodec's ``SimpleDecoder`` is not used: it would read the file again, its frames have no time stamps to check, and its
+conversion to RGB has one colour matrix for all threads. A call takes many packets, because with one call per packet threads
+waited for the interpreter's lock: 8 threads decoded 37 clips of 340x256 per second, and one thread 45 (H100).
 """
 
+import importlib
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipInfo, ClipLayout
-from gpuaug.decode.decoders import nvdec_sessions
 from gpuaug.decode.decoders.base import MAX_SESSIONS, FileDecoder, Resources, share
-from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import Work
 
 PACKETS_PER_CALL = 32
 """Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
@@ -32,6 +39,125 @@ _START_CODES = ("h264", "hevc")
 
 _PIXEL_FORMATS = ("yuv420p", "yuvj420p")
 """Pixel formats that the engines decode, by FFmpeg's names: 4:2:0 of 8 bits."""
+
+SESSIONS_PER_LANE = 3
+"""Maximum number of sessions that are kept open per *lane* (CUDA stream). A lane has one session per codec and size."""
+
+CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
+"""FFmpeg's name of a codec → PyNvVideoCodec's name."""
+
+
+class SessionKey(NamedTuple):
+    """Codec of a session, by FFmpeg's name, and height and width of its frames in pixels."""
+
+    codec: str
+    height: int
+    width: int
+
+
+@cache
+def library() -> Any:
+    """Return the module ``PyNvVideoCodec``, or ``None`` if it is not installed. No other file of gpuaug calls the module.
+
+    Raises:
+        Exception: Of any type, if the module cannot be loaded with this driver.
+    """
+    if importlib.util.find_spec("PyNvVideoCodec") is None:
+        return None
+    module = importlib.import_module("PyNvVideoCodec")
+    logging.getLogger("PyNvVideoCodec").setLevel(logging.ERROR)
+    return module
+
+
+def caps(gpu: int, codec: str) -> dict[str, int]:
+    """Return the limits of a card's NVDEC for a codec at 8 bits and 4:2:0; an empty dict if it does not decode the codec.
+
+    Args:
+        gpu: Index of the device.
+        codec: FFmpeg's name of the codec, a key of ``CODECS``.
+
+    Returns:
+        Limits, by PyNvVideoCodec's names, such as ``"height_max"``.
+    """
+    nvc = library()
+    chroma = getattr(nvc.cudaVideoChromaFormat, "420")
+    try:
+        limits: dict[str, int] = nvc.GetDecoderCaps(
+            gpuid=gpu, codec=getattr(nvc.cudaVideoCodec, CODECS[codec]), chromaformat=chroma, bitdepth=8
+        )
+    except Exception:  # raised for codecs that the driver does not know
+        return {}
+    return limits if limits["supported"] and limits["num_decoder_engines"] else {}
+
+
+class Session:
+    """NVDEC session, used by one thread at a time.
+
+    Args:
+        key: Codec and size.
+        gpu: Index of the device.
+        stream: Handle of the CUDA stream on which frames are written.
+    """
+
+    def __init__(self, key: SessionKey, gpu: int, stream: int) -> None:
+        nvc = library()
+        self._packet = nvc.PacketData
+        self._decoder = nvc.CreateDecoder(
+            gpuid=gpu,
+            codec=getattr(nvc.cudaVideoCodec, CODECS[key.codec]),
+            cudacontext=0,
+            cudastream=stream,
+            usedevicememory=True,
+            maxwidth=key.width,
+            maxheight=key.height,
+            outputColorType=nvc.OutputColorType.NATIVE,
+        )
+
+    def feed(self, address: int, size: int) -> list[Any]:
+        """Decode packets. Return the frames that are ready, in display order. The next call overwrites these frames.
+
+        Args:
+            address: Host address of the first packet.
+            size: Number of bytes up to the end of the last packet; 0 to end the clip, and return its remaining frames.
+        """
+        packet = self._packet()
+        packet.bsl_data, packet.bsl = address, size
+        frames: list[Any] = self._decoder.Decode(packet)
+        return frames
+
+
+class SessionPool:
+    """Cache of open sessions, per lane (CUDA stream) of one device.
+
+    Args:
+        open_session: Function of (key, stream handle) that opens a session.
+        max_sessions: Maximum number of open sessions per lane, beyond which the least recently used session is closed.
+    """
+
+    def __init__(self, open_session: Callable[[SessionKey, int], Session], max_sessions: int = SESSIONS_PER_LANE) -> None:
+        self._open_session, self._max_sessions = open_session, max_sessions
+        self._sessions: dict[int | str, OrderedDict[SessionKey, Session]] = {}
+        """Handle of a lane's CUDA stream, or name of the lane → sessions that are open and not in use, the last used last."""
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._sessions.values())))
+
+    def take(self, key: SessionKey, lane: Lane) -> Session:
+        """Take the session of a lane for ``key`` out of the pool, or open one. Needs no lock: one thread at a time uses a lane.
+
+        Args:
+            key: Codec and size.
+            lane: Lane on which frames are written. Lanes of later loaders on the same CUDA stream take over its sessions.
+        """
+        sessions = self._sessions.setdefault(lane.handle or lane.name, OrderedDict())
+        session = sessions.pop(key, None)
+        while len(sessions) >= self._max_sessions:  # leaves room to put the taken session back
+            sessions.popitem(last=False)  # deleting a session closes it
+        return session or self._open_session(key, lane.handle)
+
+    def put(self, key: SessionKey, lane: Lane, session: Session) -> None:
+        """Put a session back into the pool, for the next clip of the lane. Do not put back a session that raised an error."""
+        self._sessions[lane.handle or lane.name][key] = session
 
 
 class NvDec(FileDecoder):
@@ -49,21 +175,17 @@ class NvDec(FileDecoder):
 
     def __init__(self, device: torch.device) -> None:
         gpu = int(device.index or 0)
-        caps_of = {codec: nvdec_sessions.caps(gpu, codec) for codec in nvdec_sessions.CODECS}
+        caps_of = {codec: caps(gpu, codec) for codec in CODECS}
         self.caps = {codec: caps for codec, caps in caps_of.items() if caps}
         """Codec that the engines decode, by FFmpeg's name → limits of the engines, by PyNvVideoCodec's names."""
+        self.files = f"clips of {', '.join(sorted(self.caps))}: 4:2:0 of 8 bits, progressive, with even sides"
         self.sessions = SessionPool(lambda key, stream: Session(key, gpu, stream))
         """Sessions that are kept open, for all loaders of the device."""
 
     @property
-    def files(self) -> str:  # type: ignore[override]
-        """Short description of the clips that the decoder decodes, for ``DecoderTable``."""
-        return f"clips of {', '.join(sorted(self.caps))}: 4:2:0 of 8 bits, progressive, with even sides"
-
-    @property
     def version(self) -> str:
         """Version of PyNvVideoCodec."""
-        return f"PyNvVideoCodec {nvdec_sessions.library().__version__}"
+        return f"PyNvVideoCodec {library().__version__}"
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of clips whose codec, size and pixel format the engines support. ``table``: (B,) ``CLIP``."""
@@ -133,7 +255,7 @@ class NvDec(FileDecoder):
         return problem
 
 
-def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Tensor) -> str:
+def _decode(session: Session, address: int, info: ClipInfo, frames_out: Tensor) -> str:
     """Decode one clip on the current stream.
 
     Args:
@@ -155,7 +277,7 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Te
             positions = info.positions.get(time_stamps[count], ())  # indices into ``frames_out``; empty if not selected
             count += 1
             if positions:
-                pixels = nvdec_sessions.nv12_of(frame)
+                pixels = torch.utils.dlpack.from_dlpack(frame)  # (3/2 H, W) view of device memory: luma (H, W), then chroma
                 if pixels.shape != frames_out.shape[1:]:
                     expected = tuple(frames_out.shape[1:])
                     return f"NVDEC returns frames of shape {tuple(pixels.shape)}, but its header says {expected}"

@@ -15,8 +15,7 @@ from gpuaug.decode.clips import libav
 from gpuaug.decode.clips.index import UNSPECIFIED
 from gpuaug.decode.clips.layout import ClipInfo, ClipLayout
 from gpuaug.decode.decoders.base import HostDecoder, Resources
-from gpuaug.decode.layout import rotated_upright
-from gpuaug.decode.work import Work
+from gpuaug.decode.layout import Work, rotated_upright
 
 RGB = "rgb24"
 """PyAV's name of the pixel format to which frames are converted."""

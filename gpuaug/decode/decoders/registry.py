@@ -16,16 +16,18 @@ import torch
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips import libav
-from gpuaug.decode.decoders import nvdec_sessions
+from gpuaug.decode.decoders import nvdec
 from gpuaug.decode.decoders.base import FileDecoder
 from gpuaug.decode.decoders.cpu import Cpu
 from gpuaug.decode.decoders.engines import Engines
 from gpuaug.decode.decoders.hybrid import Hybrid
-from gpuaug.decode.decoders.nvdec import NvDec
 from gpuaug.decode.decoders.pyav import PyAv
 
 Backend = Literal["auto", "engines", "hybrid", "nvdec", "cpu"]
 """Argument ``backend`` of ``DecodeStage``: one decoder of a card, ``"cpu"`` for none, or ``"auto"`` for all usable ones."""
+
+_FREE_MEMORY = "Free memory of the card that other processes use"
+_ADD_VIDEO = "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
 
 _log = logging.getLogger("gpuaug")
 
@@ -40,11 +42,10 @@ Any other error status means that the decoder could not be created now, for exam
 class Absence:
     """Reason why a decoder is not used."""
 
-    cause: Literal["not asked for", "device", "library", "no engines", "failed"]
-    """Category of the reason: the argument ``backend``, a device other than CUDA, a missing library, a card without the
-    hardware, or an error of the library."""
     words: str
-    """Reason as a clause for messages, after "because" or a colon. Further sentences with advice may follow."""
+    """Reason as a clause for messages, after "because" or a colon."""
+    advice: str = ""
+    """What a user can do about it, without a period; empty if the user's arguments are the reason."""
 
     @property
     def description(self) -> str:
@@ -86,17 +87,13 @@ def find(backend: Backend, device: torch.device) -> DecodersByName:
         GpuAugWarning: If a GPU's images are decoded on the CPU because nvJPEG is missing or cannot be set up, or if decoding
             will wait for the training step.
     """
-    decoders: dict[str, FileDecoder | Absence] = {}
-    for decoder_type in (Engines, Hybrid):
-        if backend in ("auto", decoder_type.name):
-            decoders[decoder_type.name] = _find_on_card(decoder_type, device, _create_jpeg_decoder)
-        else:
-            decoders[decoder_type.name] = Absence("not asked for", f"backend={backend!r}")
-    if not usable(decoders):
-        install_advice = f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'"
-        _report_absence("images", backend, decoders, install_advice, "Free memory of the card that other processes use")
-    else:
-        if isinstance(engines := decoders["engines"], Absence) and engines.cause != "not asked for":
+    decoders = {
+        decoder_type.name: _find_on_card(decoder_type, backend, device, _create_jpeg_decoder)
+        for decoder_type in (Engines, Hybrid)
+    }
+    _report_absence("images", backend, decoders)
+    if usable(decoders):
+        if isinstance(engines := decoders["engines"], Absence) and engines.advice:
             _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
         if nvjpeg.queues < nvjpeg.MAX_QUEUES:
             warnings.warn(
@@ -118,14 +115,10 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
     Warns:
         GpuAugWarning: If a GPU's clips are decoded on the CPU because PyNvVideoCodec is missing or cannot be loaded.
     """
-    nvdec: FileDecoder | Absence = Absence("not asked for", "backend='cpu'")
-    if backend != "cpu":
-        nvdec = _find_on_card(NvDec, device, _create_nvdec)
-    if isinstance(nvdec, Absence):
-        other_advice = "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
-        _report_absence("clips", backend, {"nvdec": nvdec}, libav.INSTALL, other_advice)
-    pyav = PyAv() if libav.find_module() is not None else Absence("library", f"PyAV is not installed. {libav.INSTALL}")
-    return {"nvdec": nvdec, "pyav": pyav}
+    decoder = _find_on_card(nvdec.NvDec, "cpu" if backend == "cpu" else "auto", device, _create_nvdec)
+    _report_absence("clips", backend, {"nvdec": decoder})
+    pyav = PyAv() if libav.find_module() is not None else Absence(f"PyAV is not installed. {libav.INSTALL}")
+    return {"nvdec": decoder, "pyav": pyav}
 
 
 def usable(decoders: DecodersByName) -> list[FileDecoder]:
@@ -134,17 +127,20 @@ def usable(decoders: DecodersByName) -> list[FileDecoder]:
 
 
 def _find_on_card(
-    decoder_type: type[Engines | Hybrid | NvDec],
+    decoder_type: type[Engines | Hybrid | nvdec.NvDec],
+    backend: Backend,
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
 ) -> FileDecoder | Absence:
     """Return the decoder of a device: an existing decoder, or a new one by ``create(decoder_type, device)``.
 
     Returns:
-        The decoder, or the reason why it cannot be created. The next call then tries again.
+        The decoder, or the reason why it is not used. If it cannot be created, the next call tries again.
     """
+    if backend not in ("auto", decoder_type.name):
+        return Absence(f"backend={backend!r}")
     if device.type != "cuda":
-        return Absence("device", f"the device is {device}")
+        return Absence(f"the device is {device}")
     with _creation_lock:
         decoder = _created.get((device, decoder_type.name)) or create(decoder_type, device)
         if isinstance(decoder, FileDecoder):
@@ -154,56 +150,54 @@ def _find_on_card(
 
 def _create_jpeg_decoder(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     """Return a new JPEG decoder of a card, or the reason why it cannot be created."""
-    if nvjpeg.find_library() is None:
+    if nvjpeg.library() is None:
         others = nvjpeg.other_majors()
-        return Absence(
-            "library", f"nvJPEG is installed only for CUDA {', '.join(others)}" if others else "nvJPEG is not installed"
-        )
+        reason = f"nvJPEG is installed only for CUDA {', '.join(others)}" if others else "nvJPEG is not installed"
+        return Absence(reason, f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'")
     try:
         return decoder_type(device)
     except nvjpeg.NvJpegError as error:
         if decoder_type is Engines and error.status in _NO_ENGINES:
-            return Absence("no engines", f"the card has no JPEG engines ({error.status})")
-        return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
+            return Absence(f"the card has no JPEG engines ({error.status})", _FREE_MEMORY)
+        return Absence(f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})", _FREE_MEMORY)
 
 
-def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder | Absence:
+def _create_nvdec(decoder_type: type[nvdec.NvDec], device: torch.device) -> FileDecoder | Absence:
     """Return a new ``NvDec``, or the reason why it cannot be created."""
     try:
-        if nvdec_sessions.library() is None:
-            return Absence("library", "PyNvVideoCodec is not installed")
+        if nvdec.library() is None:
+            return Absence("PyNvVideoCodec is not installed", libav.INSTALL)
         # This call raises an error if there is no memory for a CUDA context. PyNvVideoCodec would end the process instead.
         torch.cuda.mem_get_info(device)
         decoder = decoder_type(device)
     except Exception as error:  # any type: the import of PyNvVideoCodec loads libraries of the driver, which may fail
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        return Absence("failed", f"PyNvVideoCodec cannot be set up ({reason})")
+        return Absence(f"PyNvVideoCodec cannot be set up ({reason})", _ADD_VIDEO)
     # ``caps``: limits of each codec that the card decodes. They are empty if it decodes none.
-    return decoder if decoder.caps else Absence("no engines", "the card has no video engines")
+    return decoder if decoder.caps else Absence("the card has no video engines", _ADD_VIDEO)
 
 
-def _report_absence(content: str, backend: Backend, decoders: DecodersByName, install_advice: str, other_advice: str) -> None:
+def _report_absence(content: str, backend: Backend, decoders: DecodersByName) -> None:
     """Warn that no decoder of the card is used, or raise an error if ``backend`` names one. No warning on other devices.
 
     Args:
         content: ``"images"`` or ``"clips"``, for the message.
         backend: Argument of the stage, which may name one of the decoders.
-        decoders: Reasons why the decoders of the card are not used.
-        install_advice: Advice if a library is missing.
-        other_advice: Advice for other causes.
+        decoders: Decoders of the card. If all are missing, the last could have decoded the files of the others, too.
     """
-    reasons = [absence for absence in decoders.values() if isinstance(absence, Absence) and absence.cause != "not asked for"]
-    if not reasons:
-        return
-    absence = reasons[-1]  # reason of the last decoder, which could have decoded the files of the other decoders, too
-    if backend in decoders:  # the user has named this decoder
-        raise DeviceError(
-            f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {absence.words}. Leave it out."
-        )
-    if absence.cause != "device":
-        warnings.warn(
-            f"The CPU decodes {content}, which may be too slow for a GPU, because the card does not decode: {absence.words}. "
-            f"{install_advice if absence.cause == 'library' else other_advice}, or pass backend='cpu' to the DecodeStage.",
-            GpuAugWarning,
-            stacklevel=4,
-        )
+    for name, absence in reversed([*decoders.items()]):
+        if not isinstance(absence, Absence):
+            return
+        reason = absence.words
+        if name == backend:
+            raise DeviceError(
+                f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {reason}. Leave it out."
+            )
+        if absence.advice:
+            warnings.warn(
+                f"The CPU decodes {content}, which may be too slow for a GPU, because the card does not decode: {reason}. "
+                f"{absence.advice}, or pass backend='cpu' to the DecodeStage.",
+                GpuAugWarning,
+                stacklevel=4,
+            )
+            return

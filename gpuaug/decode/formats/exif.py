@@ -132,7 +132,7 @@ def _page(
             (value_position,) = struct.unpack_from(order + word, data, value_position)
         if tag == ORIENTATION:
             if tag not in values_of and size:  # as in PIL, which ignores unknown types, and reads the first
-                values_of[tag] = (_whole_number(data, order, _ORIENTATION_FORMATS.get(type_, ""), value_position),)
+                values_of[tag] = (_number(data, order + _ORIENTATION_FORMATS.get(type_, ""), value_position),)
             continue
         if tag in values_of:
             raise LimitError(f"its tag {tag} is repeated")
@@ -146,13 +146,7 @@ def _page(
     return values_of
 
 
-def _whole_number(data: memoryview, order: str, format_: str, position: int) -> int:
-    """Return the number or fraction at ``position``; 0 if it is not a whole number, or ``format_`` is empty."""
-    if not format_:
-        return 0
-    value, *divisor = struct.unpack_from(order + format_, data, position)
-    try:
-        quotient = value / divisor[0] if divisor else value
-        return int(quotient) if quotient == int(quotient) else 0
-    except (ValueError, ArithmeticError):  # NaN, infinity, or division by 0
-        return 0
+def _number(data: memoryview, format_: str, position: int) -> float:
+    """Return the number or fraction at ``position``; 0 if the divisor is 0, or ``format_`` has no number."""
+    number, divisor, *_ = (*struct.unpack_from(format_, data, position), 1, 0)  # 1: divisor of a number; 1 and 0: no number
+    return number / divisor if divisor else 0

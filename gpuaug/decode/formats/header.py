@@ -44,10 +44,6 @@ class Header(NamedTuple):
     """Reason why the image cannot be decoded, as a clause; empty if it can be decoded."""
 
 
-def _by_pil(_file: Any, _layout: Layout, _info: ImageInfo, _buffer: Any) -> None:
-    """Return ``None``: PIL decodes all files of a format."""
-
-
 class ImageFormat(NamedTuple):
     """Format of image files."""
 
@@ -64,8 +60,9 @@ class ImageFormat(NamedTuple):
 
     It raises ``IndexError`` or ``struct.error`` if the file ends within its header, and ``LimitError`` if it exceeds a limit.
     """
-    decode: Callable[[NDArray[np.uint8], Layout, ImageInfo, NDArray[np.uint8]], NDArray[Any] | str | None] = _by_pil
-    """Function of (file, layout of the batch, header fields, buffer) that decodes an image with a library other than PIL.
+    decode: Callable[[NDArray[np.uint8], Layout, ImageInfo, NDArray[np.uint8]], NDArray[Any] | str | None] | None = None
+    """``None`` if PIL decodes all files of the format. Otherwise a function of (file, layout of the batch, header fields,
+    buffer) that decodes an image with another library.
 
     It returns pixels (h, w, C) in the orientation of the file, downsampled by the scale of the image, in ``buffer`` or another
     array; the reason why the file cannot be decoded; or ``None`` if PIL must decode the file. Pixels must equal PIL's, bit for

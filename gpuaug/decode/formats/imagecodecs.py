@@ -30,15 +30,13 @@ def decode_as_stored(layout: Layout, info: ImageInfo, decode: Callable[[Any], ND
     Args:
         layout: Layout of the batch.
         info: Header fields of the image.
-        decode: Function of the module imagecodecs that returns pixels (h, w[, C]).
+        decode: Function of the module imagecodecs that returns pixels (h, w, C).
     """
     library = imagecodecs()
     if library is None:
         return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'
     pixels = decode(library)
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    shape = (info.height, info.width, info.channels)
+    shape = (info.height, info.width, layout.channels)
     dtype = np.dtype(str(layout.dtype).removeprefix("torch."))
     if pixels.shape != shape or pixels.dtype != dtype:
         return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {dtype} {shape}"

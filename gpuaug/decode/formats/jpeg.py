@@ -199,11 +199,8 @@ def simplejpeg() -> Any:
 def _fits_simplejpeg(file: NDArray[np.uint8], info: ImageInfo) -> bool:
     """Return whether simplejpeg reads the size and channels of ``info``. If not, it could write beyond the end of its buffer.
 
-    ``False`` for a lossless JPEG that is to be downsampled: simplejpeg expects a buffer of the downsampled size, but writes
-    the image at full size.
+    It could also do so for a lossless JPEG that is to be downsampled, but ``Layout`` does not downsample lossless JPEGs.
     """
-    if info.scale > 1 and info.format == Format.LOSSLESS_JPEG:
-        return False
     try:
         height, width, colorspace, _ = simplejpeg().decode_jpeg_header(file.data)  # 1.3 µs
     except (ValueError, KeyError):  # KeyError: a subsampling without a name in simplejpeg, such as 1x4
@@ -221,13 +218,12 @@ def _decode(file: NDArray[np.uint8], _layout: Layout, info: ImageInfo, buffer: N
     if simplejpeg() is None or info.channels not in (1, 3) or not _fits_simplejpeg(file, info):
         return None
     height, width, channels = buffer.shape
-    # simplejpeg downsamples to the smallest size that has at least these sides.
-    size_options = {"min_height": height, "min_width": width} if info.scale > 1 else {}
     try:
         # Without strict=True, simplejpeg reports an error that follows a warning as a warning only, and leaves the buffer
         # unwritten. With strict=True it raises for warnings, too. PIL then decodes the file, and raises only for errors.
+        # It downsamples to the smallest size that has at least the sides ``height`` and ``width``.
         pixels: NDArray[np.uint8] = simplejpeg().decode_jpeg(
-            file.data, "RGB" if channels == 3 else "GRAY", buffer=buffer, strict=True, **size_options
+            file.data, "RGB" if channels == 3 else "GRAY", min_height=height, min_width=width, buffer=buffer, strict=True
         )
     except ValueError:
         return None

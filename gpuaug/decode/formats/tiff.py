@@ -67,6 +67,11 @@ class Tags(NamedTuple):
     Empty if these pages differ in size or type, if they have more than ``MAX_BANDS`` bands, or if they form a loop.
     """
 
+    @property
+    def stored_channels(self) -> int:
+        """Number of bands of all pages; 0 if the pages are not bands of one image."""
+        return self.samples * len(self.pages)
+
 
 def tags(data: memoryview) -> Tags | None:
     """Read the tags of the pages. Return ``None`` if tags of the first page cannot be read, or lack the width or height.
@@ -130,21 +135,16 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     )
 
 
-_MAX_PIL_BANDS = 4
-"""Maximum number of bands of an image that PIL decodes, alpha included."""
-
-
 def _parse(data: memoryview) -> Header:
     """Parse the header: by the tags if PIL cannot decode the file, or would drop bands."""
     first_page = tags(data)
     if first_page is None:
         return Header(problem="its header is broken")
     # PIL reads -1 of int8 as 255. ``type[:5]`` is "float" for float32 and float64.
-    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")
-    if not has_pil_type or (first_page.samples > _MAX_PIL_BANDS and first_page.is_plain):
+    if first_page.bits == 16 or first_page.type[:5] in ("int8", "float"):
         return _header_of(first_page)
     header = pil.parse(data, FORMAT.names, bits=first_page.bits)
-    if first_page.samples > max(header.channels, 1):  # PIL raises an error, or drops the other bands silently
+    if first_page.samples > max(header.channels, 1):  # PIL raises an error, or drops bands after the fourth
         return _header_of(first_page)
     if header.problem:
         return header
@@ -153,7 +153,7 @@ def _parse(data: memoryview) -> Header:
     if len(first_page.pages) == 1:
         return header
     is_decodable = first_page.is_plain and first_page.type == "uint8"
-    return header._replace(stored_channels=_stored_channels(first_page) if is_decodable else 0, label_max=0)
+    return header._replace(stored_channels=first_page.stored_channels if is_decodable else 0, label_max=0)
 
 
 def _header_of(page: Tags) -> Header:
@@ -175,17 +175,10 @@ def _header_of(page: Tags) -> Header:
         return Header(problem=f"its size is {page.width}x{page.height}")
     type_ = SAMPLE_TYPES.index(page.type)
     label_max = 255 if page.samples == len(page.pages) == 1 else 0
-    stored_channels = _stored_channels(page)
     # 0: no chroma subsampling of a JPEG.
-    return Header(page.height, page.width, page.samples, stored_channels, Format.DEEP, 0, page.orientation, type_, label_max)
-
-
-def _stored_channels(page: Tags) -> int:
-    """Return the number of bands of all pages; 0 if the pages are not bands of one image.
-
-    ``page``: tags of the first page.
-    """
-    return page.samples * len(page.pages)
+    return Header(
+        page.height, page.width, page.samples, page.stored_channels, Format.DEEP, 0, page.orientation, type_, label_max
+    )
 
 
 def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: Any) -> NDArray[Any] | str | None:
@@ -199,19 +192,14 @@ def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: A
     page_numbers = (0,) if file_tags is None else file_tags.pages
     if info.format != Format.DEEP and (not layout.as_stored or (len(page_numbers) == 1 and layout.channels in (1, 3))):
         return None
-    is_planar = file_tags is not None and file_tags.is_planar
-    bands = []
-    for number in page_numbers:
 
-        def decode_page(library: Any, number: int = number) -> NDArray[Any]:
-            pixels: NDArray[Any] = library.tiff_decode(file, index=number)
-            return pixels.transpose(1, 2, 0) if is_planar and pixels.ndim == 3 else pixels
+    def decode_pages(library: Any) -> NDArray[Any]:
+        pages = [np.atleast_3d(library.tiff_decode(file, index=number)) for number in page_numbers]
+        if file_tags is not None and file_tags.is_planar:
+            pages = [page.transpose(1, 2, 0) for page in pages]
+        return pages[0] if len(pages) == 1 else np.concatenate(pages, 2)
 
-        pixels = decode_as_stored(layout, info, decode_page)
-        if isinstance(pixels, str):
-            return pixels  # the reason why the page cannot be decoded
-        bands.append(pixels)
-    return bands[0] if len(bands) == 1 else np.concatenate(bands, 2)
+    return decode_as_stored(layout, info, decode_pages)
 
 
 FORMAT = ImageFormat(("TIFF",), is_tiff, _parse, _decode)

@@ -44,7 +44,6 @@ def _parse(data: memoryview) -> Header:
             return _BROKEN
         width = 1 + (bits & 0x3FFF)
         height = 1 + (bits >> 14 & 0x3FFF)
-        has_alpha = bool(bits >> 28 & 1)
     else:
         return _BROKEN
     position = 12
@@ -57,7 +56,7 @@ def _parse(data: memoryview) -> Header:
             if chunk_type == b"ALPH":
                 has_alpha = True
             elif chunk_type == b"VP8L" and len(content) >= 5:
-                has_alpha = has_alpha or bool(content[4] >> 4 & 1)  # bit 28 after the signature byte, as above
+                has_alpha = has_alpha or bool(content[4] >> 4 & 1)  # bit 28 after the signature byte
             continue
         limits.add(length)
         if chunk_type == b"EXIF" and flags & _WEBP_EXIF and not exif:

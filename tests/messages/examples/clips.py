@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import gpuaug
 from gpuaug.decode.clips import libav
-from gpuaug.decode.decoders import nvdec_sessions, registry
+from gpuaug.decode.decoders import nvdec, registry
 
 
 def frames_of(*clips, **options):
@@ -45,7 +45,7 @@ def clips_without_engines(told):
         raise RuntimeError("libnvcuvid.so.1: cannot open")
 
     for library in (lambda: None, no_driver):
-        with mock.patch.object(nvdec_sessions, "library", library):
+        with mock.patch.object(nvdec, "library", library):
             with told:
                 registry.find_clips("auto", torch.device("cuda", 0))
             registry.find_clips("cpu", torch.device("cuda", 0))

@@ -54,7 +54,7 @@ def jpeg(height, width, subsampling="4:2:0", coding="baseline"):
 
 
 def image_info(file, full, scale, region=(0, 0, 0, 0), channels=3, sampling=0):
-    return ImageInfo(0, len(file), int(Format.JPEG), channels, *full, 1, 1, scale, *region, 0, 0, sampling)
+    return ImageInfo(0, len(file), int(Format.JPEG), channels, *full, 1, 1, scale, *region, 0, sampling)
 
 
 @functools.cache

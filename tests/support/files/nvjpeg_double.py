@@ -30,9 +30,9 @@ class BatchDecoder:
         self.windows = {}
         """Decoding parameters in use → window."""
 
-    def sizes(self, files):
-        sizes = [_size(file["address"], file["length"]) for file in files]
-        return np.array(sizes, np.int32).reshape(-1, 2)
+    def find_sizes(self, files):
+        for file in files:
+            file["found_height"], file["found_width"] = _size(file["address"], file["length"])
 
     def set_windows(self, files):
         for file in files:  # threads of two batches may be here at the same time

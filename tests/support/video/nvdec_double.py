@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import av
 import torch
 
-from gpuaug.decode.decoders import nvdec_sessions, registry
+from gpuaug.decode.decoders import nvdec, registry
 from gpuaug.decode.decoders.nvdec import NvDec
 
 SUPPORTED = {
@@ -86,7 +86,7 @@ def library(change=lambda frames, _ended: frames):
 def use(monkeypatch, **options):
     """Have the double decode clips on the CPU. Returns its decoder."""
     module = library(**options)
-    monkeypatch.setattr(nvdec_sessions, "library", lambda: module)
+    monkeypatch.setattr(nvdec, "library", lambda: module)
     decoder = NvDec(torch.device("cpu"))
     find = registry._find_on_card
     monkeypatch.setattr(registry, "_find_on_card", lambda type_, *others: decoder if type_ is NvDec else find(type_, *others))
