@@ -25,7 +25,6 @@ from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.mailbox import Mailbox, Pulled
-from gpuaug.feed.ring_memory import is_feed_thread
 from gpuaug.feed.worker import add_opened_file
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
@@ -263,7 +262,6 @@ def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], m
     """Return the function that the thread runs: it pulls batches into ``mailbox`` until the end, or until ``close``."""
 
     def run() -> None:
-        is_feed_thread.set(True)
         with torch.inference_mode(settings.inference):
             settings.apply()  # after entering inference mode, which changes the grad mode
             ended = False

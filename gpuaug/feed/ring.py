@@ -27,9 +27,10 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,12 +43,8 @@ from gpuaug.feed.ring_memory import (
     DATA_OFFSET,
     MAX_GENERATIONS,
     MAX_SLOTS,
-    BatchInSlot,
     Memory,
-    Slot,
-    SlotsOfBatch,
     batch_bytes,
-    rings,
     takes_room,
 )
 
@@ -62,6 +59,9 @@ PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
 After an interrupt, the dictionary may contain a slot that is not page-locked.
 """
 
+rings: "weakref.WeakValueDictionary[int, Ring]" = weakref.WeakValueDictionary()
+"""``Memory.key`` → ring of this process."""
+
 _page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
 """``Memory.key`` → arguments of ``_end_page_locking``, for each memory that may have page-locked slots.
 
@@ -70,6 +70,16 @@ unmapped earlier, the process could map other pages at the same addresses, and C
 """
 
 _log = logging.getLogger("gpuaug")
+
+
+class Slots(NamedTuple):
+    """Slots to keep in use until a batch was read."""
+
+    ring: "Ring"
+    numbers: Collection[tuple[int, int]]
+    """(generation, slot) of all slots that were in use when the batch was received, because its own are not known."""
+    objects: list[Any]
+    """Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists."""
 
 
 class Ring:
@@ -96,21 +106,18 @@ class Ring:
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.writers: list[weakref.ref[BaseProcess]] = []
         """Worker processes that write into the slots, or have written into them."""
-        self.slots_in_use: set[tuple[int, int]] = set()
-        """(generation, slot) of each slot with a batch that this process has received. ``Slot`` adds, ``free`` removes."""
         rings[self.memory.key] = self  # a weak reference
-        self._process = os.getpid()
         self._page_locked_slots: PageLockedSlots = {}
         # Slots from which copies were queued, in order, and the event after each copy. Two queues, because the finaliser of the
         # ring needs the events, but must not refer to slots: these refer to the ring, which would then never be deleted.
         self._events: deque[Event] = deque()
-        self._slots: deque[Slot | SlotsOfBatch] = deque()
+        self._slots: deque[Slots] = deque()
         # The thread that reads the user's loader calls ``make_room``, and the training thread ``add_slots``.
         self._generation_lock = threading.Lock()
         self._next_slot_bytes = 0  # size of larger slots that ``make_room`` has left to ``add_slots``; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
-        self._end_page_locking_arguments = self._process, self.memory, self._page_locked_slots, self._events
+        self._end_page_locking_arguments = os.getpid(), self.memory, self._page_locked_slots, self._events
         weakref.finalize(self, _end_page_locking, *self._end_page_locking_arguments)
 
     @property
@@ -131,17 +138,11 @@ class Ring:
         _, _, slot_bytes, count = self.memory.newest_generation()
         return f"{count * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if count else "no slots yet"
 
-    def batch_and_slot(self, description: BatchInSlot) -> tuple[Batch, Slot]:
-        """Return (batch, slot) for a description from a worker. The tensors of the batch share the memory of the slot."""
-        # A description gets its ``Slot`` when it is unpickled. Without worker processes, it was not unpickled.
-        slot = description.slot or Slot(self, *description.number)
-        return description.batch_in(self.memory.map), slot
+    def receive(self, batch: Batch) -> tuple[Batch, "Slots | None"]:
+        """Return (batch, its slots) for a batch from the user's loader; ``None`` if no tensor of the batch is in a slot.
 
-    def slots_of(self, batch: Batch) -> SlotsOfBatch:
-        """Return the slots to keep in use until a batch was read. The user's loader may have joined batches of several slots.
-
-        These are all slots in use if a tensor of the batch lies in the ring, because its slot is not known; otherwise none. If
-        a tensor does not lie in the ring, larger slots are added if the batch does not fit into the existing ones.
+        The user's loader may have joined batches of several slots. If a tensor does not lie in the ring, larger slots are added
+        if the batch does not fit into the existing ones.
         """
         objects = [*batches.objects_to_keep((batch,))]
         tensors = [leaf for leaf in batches.leaves(objects) if takes_room(leaf) and leaf.numel()]
@@ -149,7 +150,7 @@ class Ring:
         are_in_slots = [start <= tensor.data_ptr() < start + self.memory.num_bytes for tensor in tensors]
         if not all(are_in_slots):
             self.make_room(tensors)
-        return SlotsOfBatch(self, self.slots_in_use.copy() if any(are_in_slots) else (), objects)
+        return batch, Slots(self, self.memory.slots_in_use.copy(), objects) if any(are_in_slots) else None
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots of the size of ``batch`` if it is larger than the existing slots, and the budget suffices.
@@ -243,7 +244,7 @@ class Ring:
         for generation in range(1, newest_number + 1):
             slots_per_worker = self.memory.generation(generation)[2]
             for slot in range(self.workers * slots_per_worker):
-                if (generation, slot) not in self.slots_in_use:
+                if (generation, slot) not in self.memory.slots_in_use:
                     self.memory.map[self.memory.flag_at(generation, slot)] = 0
         self.release_old_generations()
 
@@ -252,20 +253,22 @@ class Ring:
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)  # no slots if it was released earlier
             # A copy of the set, because another thread may be adding entries.
-            if slots_per_worker and not any(used_generation == generation for used_generation, _ in self.slots_in_use.copy()):
+            if slots_per_worker and not any(
+                used_generation == generation for used_generation, _ in self.memory.slots_in_use.copy()
+            ):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
                 old_slots = [slot for slot in self._page_locked_slots if slot[0] == generation]
                 if _end_page_locking_of(self.memory, self._page_locked_slots, old_slots):
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0  # slots per worker: the generation has no slots any more
 
-    def page_lock(self, slot: Slot | SlotsOfBatch) -> None:
-        """Page-lock a slot unless it is page-locked. Call before the slot is read, on a thread that may make CUDA calls.
+    def page_lock(self, slots: Slots) -> None:
+        """Page-lock slots that are not page-locked. Call before they are read, on a thread that may make CUDA calls.
 
         Cost:
             Once per slot, a millisecond for a few megabytes.
         """
-        for number in slot.numbers:
+        for number in slots.numbers:
             if number not in self._page_locked_slots and not self._page_locking_failed:
                 self._page_lock(number)
 
@@ -300,26 +303,19 @@ class Ring:
             stacklevel=2,
         )
 
-    def free_after(self, slot: Slot | SlotsOfBatch, event: Event) -> None:
-        """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed. Does not wait."""
-        # The slot is appended first. After an interrupt between the two lines, slots are freed too late, but never too early.
-        self._slots.append(slot)
+    def free_after(self, slots: Slots, event: Event) -> None:
+        """Keep slots in use until ``event``, which was recorded after the copy from them, has passed. Does not wait."""
+        # The slots are appended first. After an interrupt between the two lines, slots are freed too late, but never too early.
+        self._slots.append(slots)
         self._events.append(event)
 
     def free_read_slots(self) -> None:
-        """Drop the ``Slot`` of each slot whose copy has ended, which frees the slot. Does not wait."""
+        """Drop the ``Slots`` of each batch whose copy has ended, which frees the slots. Does not wait."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
         if not self._events:  # after an interrupt, a slot without an event may be left over
             self._slots.clear()
-
-    def free(self, number: tuple[int, int]) -> None:
-        """Give the slot ``number``, (generation, slot), back to its worker."""
-        if os.getpid() != self._process:
-            return  # in a forked child, which must not free slots of its parent
-        self.slots_in_use.discard(number)
-        self.memory.map[self.memory.flag_at(*number)] = 0
 
     def close(self) -> None:
         """Wait for copies from slots, then end the page-locking of all slots. Idempotent."""

@@ -9,13 +9,11 @@ import itertools
 import math
 import mmap
 import os
-import sys
 import weakref
-from collections.abc import Callable, Collection
 from contextlib import suppress
 from contextvars import ContextVar
 from multiprocessing import reduction
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,23 +39,10 @@ _keys = itertools.count()
 """Iterator over the keys of new memories."""
 
 
-class SlotOwner(Protocol):
-    """Part of ``ring.Ring`` that a ``Slot`` uses."""
-
-    slots_in_use: set[tuple[int, int]]
-    """(generation, slot) of each slot for which a ``Slot`` exists."""
-
-    def free(self, number: tuple[int, int]) -> None:
-        """Give the slot ``number``, (generation, slot), back to its worker."""
-
-
-rings: "weakref.WeakValueDictionary[int, SlotOwner]" = weakref.WeakValueDictionary()
-"""``Memory.key`` → ring of this process."""
-
 memories: "weakref.WeakValueDictionary[int, Memory]" = weakref.WeakValueDictionary()
 """``Memory.key`` → memory that this process has mapped. The ``DataLoader``'s iterator keeps the memory of its workers alive."""
 
-is_feed_thread: ContextVar[bool] = ContextVar("is_feed_thread", default=False)
+reads_for_feed: ContextVar[bool] = ContextVar("reads_for_feed", default=False)
 """Whether the current thread reads the user's loader for gpuaug, which keeps slots in use until they are copied."""
 
 
@@ -78,10 +63,12 @@ class Memory:
         self.key = next(_keys) if key is None else key
         """Identifier of the memory in all processes that share it."""
         memories[self.key] = self
-        process = os.getpid()
+        self.slots_in_use: set[tuple[int, int]] = set()
+        """(generation, slot) of each slot with a batch that this process has received."""
+        self._process = os.getpid()
         self.fd = private_memfd("gpuaug-ring") if fd is None else fd
         # A function, not a method: it runs when this object has been deleted, or when the interpreter ends.
-        weakref.finalize(self, _close_in, process, self.fd)
+        weakref.finalize(self, _close_in, self._process, self.fd)
         if fd is None:
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
@@ -119,8 +106,14 @@ class Memory:
             if not self.map[flag_offset]:
                 self.map[flag_offset] = 1
                 start = first_start + slot * slot_bytes
-                return Writer(self, number, slot, start, start + slot_bytes)
+                return Writer(self, (number, slot), start, start + slot_bytes)
         return None
+
+    def free(self, number: tuple[int, int]) -> None:
+        """Give the slot ``number``, (generation, slot), back to its worker."""
+        if os.getpid() == self._process:  # not in a forked child, which must not free slots of its parent
+            self.slots_in_use.discard(number)
+            self.map[self.flag_at(*number)] = 0
 
 
 def _attach(num_bytes: int, descriptor: Any, key: int) -> Memory:
@@ -175,14 +168,13 @@ class Writer:
 
     Args:
         memory: Memory of the ring.
-        generation: Generation of the slot.
-        slot: Index of the slot in its generation.
+        number: (generation, slot) of the slot.
         start: Offset of the slot in the memory, in bytes.
         end: Offset of the end of the slot.
     """
 
-    def __init__(self, memory: Memory, generation: int, slot: int, start: int, end: int) -> None:
-        self.memory, self.generation, self.slot = memory, generation, slot
+    def __init__(self, memory: Memory, number: tuple[int, int], start: int, end: int) -> None:
+        self.memory, self.number = memory, number
         self._start = self._next_offset = start  # ``_next_offset``: where the next tensor begins
         self._end = end
         self._tensors: dict[int, tuple[Tensor, TensorInSlot]] = {}
@@ -220,7 +212,7 @@ class Writer:
         batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe_leaf), batch)
         if not self.used:
             return batch
-        return BatchInSlot(self.memory.key, self.generation, self.slot, batch_of_descriptions)
+        return BatchInSlot(self.memory, self.number, batch_of_descriptions)
 
     def _copy(self, tensor: Tensor) -> Any:
         """Copy a tensor into the slot, and return its description; ``tensor`` itself if the slot has no room for it."""
@@ -232,98 +224,48 @@ class Writer:
 
     def free(self) -> None:
         """Mark the slot as free."""
-        self.memory.map[self.memory.flag_at(self.generation, self.slot)] = 0
+        self.memory.map[self.memory.flag_at(*self.number)] = 0
 
 
 class BatchInSlot:
-    """Description of a batch in a slot: number of the slot, and the batch, in which ``TensorInSlot`` replaces tensors."""
+    """Description of a batch in a slot. Unpickling a description returns the batch, see ``received``.
 
-    __slots__ = ("_key_and_number", "batch", "for_loader", "slot")
+    Args:
+        memory: Memory of the ring.
+        number: (generation, slot) of the slot.
+        batch: The batch, in which ``TensorInSlot`` replaces tensors.
+        for_loader: Whether lists of target dicts are unpacked in ``received``, because code of the user's loader reads them.
+    """
 
-    def __init__(self, key: int, generation: int, slot: int, batch: Batch) -> None:
-        self._key_and_number = (key, generation, slot)
-        self.batch = batch
-        self.for_loader = False
-        """Whether unpickling gives the batch itself instead of its description, because code of the user's loader reads it."""
-        self.slot: Slot | None = None
-        """The slot, in the training process; ``None`` in a worker."""
+    __slots__ = ("batch", "for_loader", "memory", "number")
 
-    @property
-    def number(self) -> tuple[int, int]:
-        """(generation, slot) of the slot."""
-        return self._key_and_number[1:]
+    def __init__(self, memory: Memory, number: tuple[int, int], batch: Batch, for_loader: bool = False) -> None:
+        self.memory, self.number, self.batch, self.for_loader = memory, number, batch, for_loader
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_batch_in_slot, (*self._key_and_number, self.batch, self.for_loader)
+        return _unpickle_batch, (self.memory.key, self.number, self.batch, self.for_loader)
 
-    def user_batch(self) -> Batch:
-        """Return the batch for code of the user's loader, which may keep the batch.
+    def received(self) -> Batch:
+        """Return the batch, in the training process.
 
-        On the thread that reads the loader for gpuaug (``is_feed_thread``), the tensors share the memory of the slot, which is
+        On a thread that reads the loader for gpuaug (``reads_for_feed``), the tensors share the memory of the slot, which is
         freed after all these tensors have been deleted. On other threads, the tensors are copies.
         """
-        buffer = memoryview(memories[self._key_and_number[0]].map)
-        if not is_feed_thread.get():
-            return unpack_targets(cloned(self.batch_in(buffer)))
-        # The finaliser keeps the slot in use until the last tensor with a reference to ``buffer`` is deleted.
-        weakref.finalize(buffer, _drop, self.slot).atexit = False
-        return unpack_targets(self.batch_in(buffer))
-
-    def batch_in(self, buffer: Any) -> Batch:
-        """Return the batch. Its tensors share the memory of ``buffer``, see ``TensorInSlot.tensor``."""
+        buffer = memoryview(self.memory.map)  # referred to by all tensors in the slot
+        weakref.finalize(buffer, self.memory.free, self.number).atexit = False
+        self.memory.slots_in_use.add(self.number)
 
         def tensor(leaf: Any) -> Any:
             return leaf.tensor(buffer) if type(leaf) is TensorInSlot else leaf
 
-        return batches.map_leaves(batches.cached_by_id(tensor), self.batch)
+        batch = batches.map_leaves(batches.cached_by_id(tensor), self.batch)
+        batch = batch if reads_for_feed.get() else cloned(batch)
+        return unpack_targets(batch) if self.for_loader else batch
 
 
-def _unpickle_batch_in_slot(key: int, generation: int, slot: int, batch: Batch, for_loader: bool) -> "BatchInSlot | Batch":
-    """Return a description, or the batch itself if ``for_loader`` is true, in the training process."""
-    description = BatchInSlot(key, generation, slot, batch)
-    ring = rings.get(key)
-    # If a DataLoader drops the description, as when a new epoch starts early, the deletion of its ``Slot`` frees the slot.
-    description.slot = Slot(ring, generation, slot) if ring is not None else None
-    return description.user_batch() if for_loader else description
-
-
-def _drop(_slot: "Slot | None") -> None:
-    """Do nothing. After a finaliser has called this function, its reference to the slot is dropped, which frees the slot."""
-
-
-class SlotsOfBatch:
-    """Slots whose memory may be shared by tensors of a batch that the user's loader has joined from several batches.
-
-    Args:
-        ring: The ring.
-        numbers: (generation, slot) of each slot in use; empty if no tensor of the batch is in a slot.
-        leaves: Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists.
-    """
-
-    def __init__(self, ring: SlotOwner, numbers: Collection[tuple[int, int]], leaves: list[Any]) -> None:
-        self.ring, self.numbers, self._leaves = ring, numbers, leaves
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-
-class Slot:
-    """Slot with a batch, in the training process. Deleting this object frees the slot.
-
-    ``numbers`` has one element, the (generation, slot) of the slot, for the same interface as ``SlotsOfBatch``.
-    """
-
-    __slots__ = ("__weakref__", "numbers", "ring")
-
-    def __init__(self, ring: SlotOwner, generation: int, slot: int) -> None:
-        self.ring, self.numbers = ring, ((generation, slot),)
-        ring.slots_in_use.update(self.numbers)
-
-    # ``is_finalizing`` is a default argument, because at the end of the process Python may have cleared global names. Slots
-    # need not be freed then.
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():
-            self.ring.free(*self.numbers)
+def _unpickle_batch(key: int, *arguments: Any) -> Batch:
+    """Return the batch of a ``BatchInSlot``."""
+    return BatchInSlot(memories[key], *arguments).received()
 
 
 def can_be_stored(leaf: Any) -> bool:
