@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Leaf, Ragged
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ def is_namedtuple(value: object) -> bool:
 
 
 def is_record(value: object) -> bool:
-    """Return whether ``value`` is an instance of a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Return whether ``value`` is an instance of a dataclass, other than a ``Leaf``."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | Leaf)
 
 
 def moves_itself(value: object) -> bool:
