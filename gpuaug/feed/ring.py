@@ -54,7 +54,7 @@ GROWTH = 1.25
 """Ratio of the size of new slots to the size of the batch that was too large for the existing slots."""
 
 PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
-"""(generation, slot) → (offset, bytes) of each page-locked slot.
+"""(generation, slot) → (address, bytes) of each page-locked slot.
 
 After an interrupt, the dictionary may contain a slot that is not page-locked.
 """
@@ -258,34 +258,33 @@ class Ring:
             ):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
                 old_slots = [slot for slot in self._page_locked_slots if slot[0] == generation]
-                if _end_page_locking_of(self.memory, self._page_locked_slots, old_slots):
+                if _end_page_locking_of(self._page_locked_slots, old_slots):
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0  # slots per worker: the generation has no slots any more
 
     def page_lock(self, slots: Slots) -> None:
         """Page-lock slots that are not page-locked. Call before they are read, on a thread that may make CUDA calls.
 
+        If CUDA fails, warn, and page-lock no other slots.
+
         Cost:
             Once per slot, a millisecond for a few megabytes.
         """
         for number in slots.numbers:
-            if number not in self._page_locked_slots and not self._page_locking_failed:
-                self._page_lock(number)
-
-    def _page_lock(self, number: tuple[int, int]) -> None:
-        """Page-lock the slot (generation, index). If CUDA fails, warn, and page-lock no other slots."""
-        generation, index = number
-        start, slot_bytes, _ = self.memory.generation(generation)
-        offset = start + index * slot_bytes
-        # Stored before the CUDA call, because a signal handler may raise KeyboardInterrupt or an error when the call returns.
-        _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
-        self._page_locked_slots[number] = offset, slot_bytes
-        error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
-        if error:
-            self._page_locking_failed = True
-            del self._page_locked_slots[number]
-            _clear_error()
-            self._warn_of_page_locking(slot_bytes, error)
+            if number in self._page_locked_slots or self._page_locking_failed:
+                continue
+            generation, index = number
+            start, slot_bytes, _ = self.memory.generation(generation)
+            address = self.memory.bytes.data_ptr() + start + index * slot_bytes
+            # Stored before the CUDA call: a signal handler may raise KeyboardInterrupt or an error when the call returns.
+            _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
+            self._page_locked_slots[number] = address, slot_bytes
+            error = int(torch.cuda.cudart().cudaHostRegister(address, slot_bytes, _PORTABLE))
+            if error:
+                self._page_locking_failed = True
+                del self._page_locked_slots[number]
+                _clear_error()
+                self._warn_of_page_locking(slot_bytes, error)
 
     def _warn_of_page_locking(self, slot_bytes: int, error: int) -> None:
         """Warn that CUDA could not page-lock a slot. No other slot is page-locked afterwards."""
@@ -336,14 +335,14 @@ def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLocke
         while events:
             events[0].synchronize()
             events.popleft()
-        if _end_page_locking_of(memory, page_locked_slots, list(page_locked_slots)):
+        if _end_page_locking_of(page_locked_slots, list(page_locked_slots)):
             _page_locked_memories.pop(memory.key, None)
 
 
-def _end_page_locking_of(memory: Memory, page_locked_slots: PageLockedSlots, slots: Sequence[tuple[int, int]]) -> bool:
+def _end_page_locking_of(page_locked_slots: PageLockedSlots, slots: Sequence[tuple[int, int]]) -> bool:
     """End the page-locking of ``slots``. Return whether none of them is page-locked any more."""
     for slot in slots:
-        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + page_locked_slots[slot][0]))
+        error = int(torch.cuda.cudart().cudaHostUnregister(page_locked_slots[slot][0]))
         if error:
             _clear_error()
         if error in (0, _NOT_REGISTERED):  # not registered: an earlier call was interrupted after it had ended the page-locking

@@ -145,9 +145,6 @@ class TensorInSlot:
     def __init__(self, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> None:
         self.offset, self.shape, self.stride, self.dtype = offset, shape, stride, dtype
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
-
     def tensor(self, buffer: Any) -> Tensor:
         """Return the tensor, which shares the memory of ``buffer``.
 
@@ -156,7 +153,7 @@ class TensorInSlot:
         Args:
             buffer: ``Memory.map``, or a view of it. The storage of the tensor keeps a reference to this object.
         """
-        count = _extent(self.shape, self.stride)
+        count = math.prod(self.shape)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         flat = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=self.offset)
@@ -188,7 +185,7 @@ class Writer:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None = None) -> Tensor | None:
         """Return a new tensor in the slot, contiguous unless ``stride`` is passed; ``None`` if the slot has no room for it."""
         stride = torch.empty(shape, device="meta").stride() if stride is None else stride
-        num_bytes = _extent(shape, stride) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         if self._next_offset + num_bytes > self._end:
             return None
         description = TensorInSlot(self._next_offset, tuple(shape), tuple(stride), dtype)
@@ -297,8 +294,7 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 def batch_bytes(batch: Batch) -> int:
     """Return the number of bytes of a batch in a slot: the sum over its tensors, rounded up to multiples of ``ALIGN``."""
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if takes_room(leaf)}
-    sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
-    return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
+    return sum(math.ceil(leaf.nbytes / ALIGN) * ALIGN for leaf in unique.values())
 
 
 def takes_room(leaf: Any) -> bool:
@@ -306,10 +302,3 @@ def takes_room(leaf: Any) -> bool:
     if type(leaf) is Tensor or not isinstance(leaf, Tensor):
         return can_be_stored(leaf)
     return can_be_packed(leaf)
-
-
-def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Return the number of elements from the first to the last element in memory, gaps included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * axis_stride for size, axis_stride in zip(shape, stride, strict=True))

@@ -45,7 +45,7 @@ def graphs(runner):
 
 
 def page_locked_slots(ring):
-    """(offset, bytes) of the slots that are page-locked, by address."""
+    """(address, bytes) of the slots that are page-locked, by number."""
     return ring._page_locked_slots
 
 
