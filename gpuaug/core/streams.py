@@ -34,7 +34,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,14 +222,12 @@ class Lanes:
         lane = self._consumers.get(current_stream(self._gpu))  # ``hand_over`` adds a lane here, so that it is created once
         return lane or Lane("consumer", cuda.current_stream(self.device))
 
-    def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
+    def launching(self, consumer: Lane) -> "_Restoring":
         """Return a context manager in which lanes can be made current. At its end ``consumer`` is current again.
 
         One ``with torch.cuda.stream(…)`` per lane would take the training thread several times as long.
         """
-        if self.in_line:
-            return nullcontext()
-        if current_device() == self._gpu:
+        if self.in_line or current_device() == self._gpu:
             return _Restoring(consumer.switch)
         # Another GPU is current: its stream is made current last, which makes that GPU current again.
         return _Restoring(consumer.switch, _switch_to(cuda.current_stream()))
@@ -250,8 +248,7 @@ class Lanes:
     def hand_over(self, ready: Event, consumer: Lane) -> None:
         """Make ``consumer`` wait for a batch's ``ready`` event. Call immediately before the batch is handed over."""
         consumer.wait(ready)
-        if not self.in_line:
-            self._consumers[consumer.handle] = consumer
+        self._consumers[consumer.handle] = consumer
 
     def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
         """Rule 2: make the copy lane wait for the work that is queued on all streams on which batches were handed over.

@@ -84,7 +84,6 @@ class Feed:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
         self.loader: Any = loader
         """The wrapped loader."""
-        self._device = device
         self._uses_cuda = device.type == "cuda"
         self._requires_ring = feed == "ring"
         self._budget_bytes = default_budget_bytes() if feed_bytes is None else feed_bytes

@@ -51,14 +51,14 @@ class Memory:
 
     Args:
         num_bytes: Size of the file.
-        fd: File descriptor of an existing memory. Default: a new file.
+        descriptor: File descriptor of an existing memory, as it was sent to this process. Default: a new file.
         key: Key of an existing memory. Default: a new key.
 
     Raises:
         OSError: If the file cannot be created or mapped.
     """
 
-    def __init__(self, num_bytes: int, fd: int | None = None, key: int | None = None) -> None:
+    def __init__(self, num_bytes: int, descriptor: Any = None, key: int | None = None) -> None:
         self.num_bytes = num_bytes
         self.key = next(_keys) if key is None else key
         """Identifier of the memory in all processes that share it."""
@@ -66,11 +66,10 @@ class Memory:
         self.slots_in_use: set[tuple[int, int]] = set()
         """(generation, slot) of each slot with a batch that this process has received."""
         self._process = os.getpid()
-        self.fd = private_memfd("gpuaug-ring") if fd is None else fd
+        self.fd = private_memfd("gpuaug-ring") if descriptor is None else descriptor.detach()
         # A function, not a method: it runs when this object has been deleted, or when the interpreter ends.
         weakref.finalize(self, _close_in, self._process, self.fd)
-        if fd is None:
-            os.ftruncate(self.fd, num_bytes)
+        os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # otherwise the tensor could not be written to outside of inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
@@ -79,7 +78,7 @@ class Memory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For workers that are spawned, not forked: sends a duplicate of the file descriptor.
-        return _attach, (self.num_bytes, reduction.DupFd(self.fd), self.key)
+        return Memory, (self.num_bytes, reduction.DupFd(self.fd), self.key)
 
     def flag_at(self, generation: int, slot: int) -> int:
         """Return the offset of a slot's flag."""
@@ -114,11 +113,6 @@ class Memory:
         if os.getpid() == self._process:  # not in a forked child, which must not free slots of its parent
             self.slots_in_use.discard(number)
             self.map[self.flag_at(*number)] = 0
-
-
-def _attach(num_bytes: int, descriptor: Any, key: int) -> Memory:
-    """Return the ``Memory`` for an existing file, in a spawned worker."""
-    return Memory(num_bytes, descriptor.detach(), key)
 
 
 def _close_in(process: int, fd: int) -> None:
