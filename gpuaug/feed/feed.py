@@ -233,7 +233,7 @@ class Feed:
         if not self._uses_cuda:
             return
         if pulled.slot is not None:
-            pulled.slot.ring.page_lock(pulled.slot)
+            pulled.slot.ring.page_lock()
         elif not self._checked_pinning and not self.workers:
             self._checked_pinning = True
             if any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch)):

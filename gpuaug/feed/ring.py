@@ -27,7 +27,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -59,10 +59,16 @@ PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
 After an interrupt, the dictionary may contain a slot that is not page-locked.
 """
 
+Copies = deque[tuple[Event, list[Any]]]
+"""(event after a copy, objects of the batch), in order, for each batch from which a copy was queued.
+
+The objects keep the slots in use. They do not refer to the ring, whose finaliser refers to this queue.
+"""
+
 rings: "weakref.WeakValueDictionary[int, Ring]" = weakref.WeakValueDictionary()
 """``Memory.key`` → ring of this process."""
 
-_page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
+_page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, Copies]] = {}
 """``Memory.key`` → arguments of ``_end_page_locking``, for each memory that may have page-locked slots.
 
 The references keep the memory mapped until no slot is page-locked any more, which an interrupt may delay. If the memory was
@@ -76,8 +82,6 @@ class Slots(NamedTuple):
     """Slots to keep in use until a batch was read."""
 
     ring: "Ring"
-    numbers: Collection[tuple[int, int]]
-    """(generation, slot) of all slots that were in use when the batch was received, because its own are not known."""
     objects: list[Any]
     """Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists."""
 
@@ -108,16 +112,13 @@ class Ring:
         """Worker processes that write into the slots, or have written into them."""
         rings[self.memory.key] = self  # a weak reference
         self._page_locked_slots: PageLockedSlots = {}
-        # Slots from which copies were queued, in order, and the event after each copy. Two queues, because the finaliser of the
-        # ring needs the events, but must not refer to slots: these refer to the ring, which would then never be deleted.
-        self._events: deque[Event] = deque()
-        self._slots: deque[Slots] = deque()
+        self._copies: Copies = deque()
         # The thread that reads the user's loader calls ``make_room``, and the training thread ``add_slots``.
         self._generation_lock = threading.Lock()
         self._next_slot_bytes = 0  # size of larger slots that ``make_room`` has left to ``add_slots``; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
-        self._end_page_locking_arguments = os.getpid(), self.memory, self._page_locked_slots, self._events
+        self._end_page_locking_arguments = os.getpid(), self.memory, self._page_locked_slots, self._copies
         weakref.finalize(self, _end_page_locking, *self._end_page_locking_arguments)
 
     @property
@@ -150,7 +151,7 @@ class Ring:
         are_in_slots = [start <= tensor.data_ptr() < start + self.memory.num_bytes for tensor in tensors]
         if not all(are_in_slots):
             self.make_room(tensors)
-        return batch, Slots(self, self.memory.slots_in_use.copy(), objects) if any(are_in_slots) else None
+        return batch, Slots(self, objects) if any(are_in_slots) else None
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots of the size of ``batch`` if it is larger than the existing slots, and the budget suffices.
@@ -262,15 +263,15 @@ class Ring:
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0  # slots per worker: the generation has no slots any more
 
-    def page_lock(self, slots: Slots) -> None:
-        """Page-lock slots that are not page-locked. Call before they are read, on a thread that may make CUDA calls.
+    def page_lock(self) -> None:
+        """Page-lock all slots in use that are not page-locked. Call before one is read, on a thread that may make CUDA calls.
 
         If CUDA fails, warn, and page-lock no other slots.
 
         Cost:
             Once per slot, a millisecond for a few megabytes.
         """
-        for number in slots.numbers:
+        for number in self.memory.slots_in_use.copy():  # a copy, because another thread may be adding entries
             if number in self._page_locked_slots or self._page_locking_failed:
                 continue
             generation, index = number
@@ -304,25 +305,19 @@ class Ring:
 
     def free_after(self, slots: Slots, event: Event) -> None:
         """Keep slots in use until ``event``, which was recorded after the copy from them, has passed. Does not wait."""
-        # The slots are appended first. After an interrupt between the two lines, slots are freed too late, but never too early.
-        self._slots.append(slots)
-        self._events.append(event)
+        self._copies.append((event, slots.objects))
 
     def free_read_slots(self) -> None:
-        """Drop the ``Slots`` of each batch whose copy has ended, which frees the slots. Does not wait."""
-        while self._events and self._events[0].query():
-            self._events.popleft()
-            self._slots.popleft()
-        if not self._events:  # after an interrupt, a slot without an event may be left over
-            self._slots.clear()
+        """Drop the objects of each batch whose copy has ended, which frees its slots. Does not wait."""
+        while self._copies and self._copies[0][0].query():
+            self._copies.popleft()
 
     def close(self) -> None:
         """Wait for copies from slots, then end the page-locking of all slots. Idempotent."""
         _end_page_locking(*self._end_page_locking_arguments)
-        self._slots.clear()
 
 
-def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLockedSlots, events: deque[Event]) -> None:
+def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLockedSlots, copies: Copies) -> None:
     """End the page-locking of all slots, after copies from them. After an error or an interrupt, another call continues.
 
     A function, not a method, because it also runs as the finaliser of the ring. It does nothing in other processes than
@@ -332,9 +327,9 @@ def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLocke
         return
     # Errors are suppressed: when the interpreter ends, the CUDA context may have ended, and page-locking with it.
     with suppress(Exception):
-        while events:
-            events[0].synchronize()
-            events.popleft()
+        while copies:
+            copies[0][0].synchronize()
+            copies.popleft()
         if _end_page_locking_of(page_locked_slots, list(page_locked_slots)):
             _page_locked_memories.pop(memory.key, None)
 

@@ -174,7 +174,7 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
     with pytest.warns(GpuAugWarning, match="because one slot takes 503808 bytes and feed_bytes is 16384"):
         small.make_room({"images": torch.zeros(100_000)})
     _, slot = small.receive(sent(small, 0, batch()))
-    small.page_lock(slot)
+    small.page_lock()
     assert locked == [small.memory.generation(1)[1]]
     del slot
     small.close()
@@ -223,7 +223,7 @@ def page_lock_all(workers, budget_bytes):
     for worker in range(workers):
         while (received := sent(made, worker, batch())) is not None:
             slots.append(made.receive(received)[1])
-            made.page_lock(slots[-1])
+            made.page_lock()
             held.append(made.pinned_bytes)
     return made, held
 
@@ -272,7 +272,7 @@ def registered(ring, event=None):
     """The ring after one of its slots has been page-locked and read."""
     ring.make_room(batch())
     slot = ring.receive(sent(ring, 0, batch()))[1]
-    ring.page_lock(slot)
+    ring.page_lock()
     ring.free_after(slot, event or Event())
     return ring
 
@@ -316,7 +316,7 @@ def test_memory_stays_mapped_until_all_of_it_is_unlocked(page_locks, within, err
     with suppress(KeyboardInterrupt):
         made.close()
     memory = weakref.ref(made.memory)
-    internals.slots(made).clear()
+    internals.copies(made).clear()
     if within == "event":
         assert page_locks.locked
     assert memory() is not None
@@ -333,7 +333,7 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
     made.close()
     registered(made)
     assert page_locks.locked
-    internals.slots(made).clear()
+    internals.copies(made).clear()
     del made
     gc.collect()
     assert not page_locks.locked
@@ -342,7 +342,7 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
 def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
     made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
     page_locks.cudaHostUnregister = lambda address: 900  # a graph is being captured
-    internals.slots(made).clear()
+    internals.copies(made).clear()
     del made
     gc.collect()
     assert page_locks.locked
@@ -353,8 +353,7 @@ def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
 
 def test_older_slots_stay_until_they_are_unlocked(page_locks):
     made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
-    internals.slots(made).clear()
-    made._events.clear()
+    internals.copies(made).clear()
     made.make_room({"images": torch.zeros(4000)})
     page_locks.cudaHostUnregister = lambda address: 900
     made.release_old_generations()

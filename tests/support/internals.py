@@ -49,9 +49,9 @@ def page_locked_slots(ring):
     return ring._page_locked_slots
 
 
-def slots(ring):
-    """The slots of a ring, in the order in which they were handed out."""
-    return ring._slots
+def copies(ring):
+    """(event, objects) of the batches that are copied from the slots of a ring, in order."""
+    return ring._copies
 
 
 def tensors(writer):
