@@ -35,10 +35,10 @@ from gpuaug.core.streams import Event, spare_forked_children
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
 from gpuaug.feed.ring import Ring, Slots, default_budget_bytes, unsupported_reason
-from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, can_be_stored, cloned, reads_for_feed
+from gpuaug.feed.ring_memory import MAX_GENERATIONS, can_be_stored, cloned, reads_for_feed
 from gpuaug.feed.shared_storage import sending_memfd
 from gpuaug.feed.stateful import keeps_state, sends_states, source_of
-from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot, opened_files
+from gpuaug.feed.worker import SendsErrors, SlotCollate, opened_files
 from gpuaug.feed.wrapped_loader import (
     FIRST_BATCH,
     BeginFunction,
@@ -332,10 +332,8 @@ def _receive_staged(staging: threading.Event, ring: Ring, batch: Batch) -> tuple
     """Return (batch, slots) for a batch of a source without workers, copied into a slot if a slot is free."""
     # 0: the index of this thread, the only writer. Without a free slot, or if no tensor fits, the batch itself is returned.
     writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
-    description = batch if writer is None else describe_or_free_slot(batch, writer)
-    if type(description) is not BatchInSlot:
-        return batch, None
-    return ring.receive(description.received())
+    description = None if writer is None else writer.describe(batch)
+    return (batch, None) if description is None else ring.receive(description.received())
 
 
 def _receive_copy(receive: Receive, batch: Batch) -> tuple[Batch, Slots | None]:

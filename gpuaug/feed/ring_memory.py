@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.packed_targets import can_be_packed, pack_targets, unpack_targets
 from gpuaug.feed.shared_storage import private_memfd
 
@@ -188,30 +189,32 @@ class Writer:
         self._tensors[id(tensor)] = tensor, description
         return tensor
 
-    def describe(self, batch: Batch) -> "BatchInSlot | Batch":
+    def describe(self, batch: Batch) -> "BatchInSlot | None":
         """Return the description of a batch, after copying its tensors into the slot, except those that are in it already.
 
-        Tensors for which the slot has no room stay in the description. If the slot has no tensor, ``batch`` is returned.
+        Tensors for which the slot has no room stay in the description. If no tensor is in the slot, if a container cannot be
+        rebuilt, or after an error, the slot is freed. Without an error, ``None`` is returned then.
         """
 
         def describe_leaf(leaf: Any) -> Any:
-            if id(leaf) in self._tensors:
-                return self._tensors[id(leaf)][1]
-            return self._copy(leaf) if can_be_stored(leaf) else leaf
+            if id(leaf) not in self._tensors:
+                target = self.allocate(leaf.shape, leaf.dtype, preserved_stride(leaf)) if can_be_stored(leaf) else None
+                if target is None:
+                    return leaf
+                leaf = target.copy_(leaf)
+            return self._tensors[id(leaf)][1]
 
-        batch = pack_targets(batch, self.allocate)
-        batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe_leaf), batch)
-        if not self.used:
-            return batch
-        return BatchInSlot(self.memory, self.number, batch_of_descriptions)
-
-    def _copy(self, tensor: Tensor) -> Any:
-        """Copy a tensor into the slot, and return its description; ``tensor`` itself if the slot has no room for it."""
-        target = self.allocate(tuple(tensor.shape), tensor.dtype, preserved_stride(tensor))
-        if target is None:
-            return tensor
-        target.copy_(tensor)
-        return self._tensors[id(target)][1]
+        description = None
+        try:
+            with suppress(ArgumentTypeError):  # the loader raises the error about a container when it copies the batch
+                packed = pack_targets(batch, self.allocate)
+                batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe_leaf), packed)
+                if self.used:
+                    description = BatchInSlot(self.memory, self.number, batch_of_descriptions)
+            return description
+        finally:
+            if description is None:
+                self.free()
 
     def free(self) -> None:
         """Mark the slot as free."""

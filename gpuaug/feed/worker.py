@@ -10,7 +10,6 @@ to send an error in place of a batch that cannot be pickled.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import queues
 from typing import Any
@@ -22,7 +21,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, add_note
+from gpuaug.core.errors import add_note
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.feed.collate_members import allocate_tensor, allocating_with
 from gpuaug.feed.ring_memory import FLAGS_OFFSET, BatchInSlot, Memory, Writer, can_be_stored
@@ -56,11 +55,11 @@ class SlotCollate:
             with allocating_with(writer.allocate):
                 batch = _stack_into_slot(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
             is_slot_written = writer.used
-            description = describe_or_free_slot(batch, writer)
+            description = writer.describe(batch)
         except BaseException:
             writer.free()
             raise
-        if type(description) is BatchInSlot:
+        if description is not None:
             description.for_loader = self._for_loader
             return description
         # Collate again if tensors of the first result are in the slot, which has been freed.
@@ -69,21 +68,6 @@ class SlotCollate:
     def _without_slot(self, batch: Batch) -> Batch:
         """Return the batch in the form in which it is sent without a slot."""
         return batch if self._for_loader else pack_targets(batch, allocate_tensor)
-
-
-def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:
-    """Copy the tensors of a batch into the slot, and return a ``BatchInSlot``.
-
-    If no tensor can be copied, free the slot, and return ``batch`` unchanged. An error frees the slot, too.
-    """
-    description = batch
-    try:
-        with suppress(ArgumentTypeError):  # a container cannot be rebuilt; the loader raises the error when it copies the batch
-            description = writer.describe(batch)
-        return description
-    finally:
-        if type(description) is not BatchInSlot:
-            writer.free()
 
 
 def _stack_into_slot(samples: Any, writer: Writer) -> Batch:

@@ -368,10 +368,10 @@ def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):
     ring.make_room(batch())
     monkeypatch.setattr(worker_module, "get_worker_info", lambda: SimpleNamespace(id=0))
 
-    def refuse(self, value):
+    def refuse(value, allocate):
         raise ArgumentTypeError("a batch must be of containers that can be rebuilt, got another. Use a dict.")
 
-    monkeypatch.setattr(ring_memory.Writer, "describe", refuse)
+    monkeypatch.setattr(ring_memory, "pack_targets", refuse)
     first = SlotCollate(default_collate, ring.memory)([torch.ones(3), torch.ones(3)])
     again = SlotCollate(default_collate, ring.memory)([torch.zeros(3), torch.zeros(3)])
     assert torch.equal(first, torch.ones(2, 3))

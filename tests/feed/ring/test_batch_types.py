@@ -17,7 +17,7 @@ from gpuaug import StreamedLoader
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.feed import ring
-from gpuaug.feed.worker import SlotCollate, describe_or_free_slot
+from gpuaug.feed.worker import SlotCollate
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -109,7 +109,7 @@ def test_any_batch_survives_describe_pickle_and_receive(batches, room):
             writer = own.memory.take_slot(0)
             if writer is None:
                 continue
-            sent = loads(bytes(ForkingPickler.dumps(describe_or_free_slot(batch, writer))))
+            sent = loads(bytes(ForkingPickler.dumps(writer.describe(batch) or batch)))
             assert_same(unpack_targets(sent), batch)
             del sent
         assert not own.memory.slots_in_use
