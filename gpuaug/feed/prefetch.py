@@ -86,11 +86,10 @@ class FeedIterator:
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
         pulled = self._get(block) if self._end_message is None else None
-        if (error := self.ended_error()) is not None:  # after _get(), during which another thread may close the iteration
-            try:
-                raise error
-            finally:
-                del error  # otherwise a reference cycle through the traceback would keep the loader's iterator alive
+        # After _get(), during which another thread may close the iteration. The error is in no variable: a reference cycle
+        # through the traceback would keep the loader's iterator alive.
+        if self._end_message is not None:
+            raise IteratorEndedError(self._end_message)
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
