@@ -89,7 +89,7 @@ class FeedIterator:
         # After _get(), during which another thread may close the iteration. The error is in no variable: a reference cycle
         # through the traceback would keep the loader's iterator alive.
         if self._end_message is not None:
-            raise IteratorEndedError(self._end_message)
+            raise self.ended_error()  # type: ignore[misc] # not None
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
