@@ -100,14 +100,19 @@ def holds_targets(value: Any) -> bool:
 
     Torchvision's transforms transform such values along with the images.
     """
-    return any(map(_is_target, batches.leaves(value)))
-
-
-def _is_target(leaf: Any) -> bool:
-    """Return whether a leaf is a tensor of ``TARGET_TYPES``, or the description of packed targets with such tensors."""
-    if type(leaf) is TargetsLayout:
-        return any(type_name_of(column.tensor_type) in TARGET_TYPES for column in leaf.packed)
-    return type(leaf) not in HOLDS_NOTHING and isinstance(leaf, Tensor) and type_name(leaf) in TARGET_TYPES
+    cls: Any = type(value)
+    if cls in HOLDS_NOTHING:  # fast path: the function is called for every batch
+        return False
+    if cls in (dict, list, tuple):
+        members = value.values() if cls is dict else value
+        return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
+    if isinstance(value, Tensor):
+        return type_name(value) in TARGET_TYPES
+    if cls is PackedTargets:
+        types = {column.tensor_type for column in value.layout.packed}
+        return any(type_name_of(cls) in TARGET_TYPES for cls in types) or holds_targets(value.others)
+    names = batches.member_names(value) if batches.is_container(value) else ()
+    return any(holds_targets(batches.member(value, name)) for name in names)
 
 
 def with_class_of(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
