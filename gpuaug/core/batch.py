@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Leaf, Ragged
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ def is_namedtuple(value: object) -> bool:
 
 
 def is_record(value: object) -> bool:
-    """Return whether ``value`` is an instance of a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Return whether ``value`` is an instance of a dataclass, other than a ``Leaf``."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | Leaf)
 
 
 def moves_itself(value: object) -> bool:
@@ -123,16 +123,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
         >>> map_leaves(lambda x: x + 1, {"a": 1, "b": [2, (3,)]})
         {'a': 2, 'b': [3, (4,)]}
     """
-    cls = type(batch)
-    if cls is torch.Tensor:
-        return function(batch)
-    if cls is tuple or cls is list:
-        values = [function(value) if type(value) is torch.Tensor else map_leaves(function, value) for value in batch]
-        return batch if _all_identical(values, batch) else cls(values)
-    if cls is dict:
-        changed = {key: map_leaves(function, value) for key, value in batch.items()}
-        return batch if _all_identical(changed.values(), batch.values()) else changed
-    return function(batch) if _is_leaf(batch) else _replace_changed(batch, functools.partial(map_leaves, function))
+    return map_members(function, _is_leaf, batch)
 
 
 def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], bool], batch: Batch) -> Batch:
@@ -158,20 +149,15 @@ def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], boo
     if cls is tuple or cls is list:
         values = [map_members(function, is_selected, value) for value in batch]
         return batch if _all_identical(values, batch) else cls(values)
-    if cls in _LEAF_TYPES:
+    if cls in _LEAF_TYPES or not is_container(batch):
         return batch
-    return _replace_changed(batch, functools.partial(map_members, function, is_selected)) if is_container(batch) else batch
-
-
-def _replace_changed(container: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply ``function`` to every member. Return ``container`` itself if no member changes."""
     changed = {}
-    for name in member_names(container):
-        value = member(container, name)
-        result = function(value)
+    for name in member_names(batch):
+        value = member(batch, name)
+        result = map_members(function, is_selected, value)
         if result is not value:
             changed[name] = result
-    return replace(container, changed) if changed else container
+    return replace(batch, changed) if changed else batch
 
 
 def cached_by_id(function: Callable[[Any], Any], results: Mapping[int, tuple[Any, Any]] | None = None) -> Callable[[Any], Any]:
@@ -201,28 +187,7 @@ def leaves(batch: Batch) -> list[Any]:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-    result: list[Any] = []
-    _append_leaves(batch, result)
-    return result
-
-
-def _append_leaves(batch: Batch, result: list[Any]) -> None:
-    """Append the leaves of ``batch`` to ``result``."""
-    cls = type(batch)
-    if cls not in (tuple, list, dict):
-
-        def append(leaf: Any) -> Any:
-            result.append(leaf)
-            return leaf
-
-        map_leaves(append, batch)
-        return
-    inner = batch.values() if cls is dict else batch
-    if _LEAF_TYPES.issuperset(map(type, inner)):  # fast path: most batches, and lists of hundreds of target dicts
-        result.extend(inner)
-        return
-    for value in inner:
-        _append_leaves(value, result)
+    return _selected(_is_leaf, batch, [])
 
 
 def members_of_type(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[T]:
@@ -236,26 +201,32 @@ def members_of_type(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[
         >>> members_of_type(tuple, {"a": (1, (2,)), "b": [3, (4,)]})
         [(1, (2,)), (4,)]
     """
-    result: list[T] = []
-    _append_members_of_type(type_, batch, result)
-    return result
+    return _selected(lambda value: isinstance(value, type_), batch, [])
 
 
-def _append_members_of_type(type_: type[T] | tuple[type[T], ...], batch: Batch, result: list[T]) -> None:
-    """Append the leaves and containers of type ``type_`` to ``result``."""
-    if isinstance(batch, type_):
-        result.append(batch)
-        return
+def _selected(is_selected: Callable[[Any], bool], batch: Batch, result: list[Any]) -> list[Any]:
+    """Append the leaves and containers for which ``is_selected`` returns true to ``result``, and return ``result``.
+
+    The predicate selects either all or none of the leaves of ``_LEAF_TYPES``. The members of a selected container are not
+    visited.
+    """
+    cls = type(batch)
     inner: Collection[Any] = ()
-    if type(batch) is dict:
+    if is_selected(batch):
+        result.append(batch)
+    elif cls is dict:
         inner = batch.values()
-    elif type(batch) in (tuple, list):
+    elif cls is tuple or cls is list:
         inner = batch
-    elif is_container(batch):
+    elif cls not in _LEAF_TYPES and is_container(batch):
         inner = [member(batch, name) for name in member_names(batch)]
-    if not _LEAF_TYPES.issuperset(map(type, inner)):
+    if _LEAF_TYPES.issuperset(map(type, inner)):  # fast path: most batches, and lists of hundreds of target dicts
+        if is_selected(None):
+            result.extend(inner)
+    else:
         for value in inner:
-            _append_members_of_type(type_, value, result)
+            _selected(is_selected, value, result)
+    return result
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
@@ -305,7 +276,8 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
 
 def _is_leaf(value: Any) -> bool:
     """Return whether ``map_leaves`` passes ``value`` to its function instead of visiting members of ``value``."""
-    return moves_itself(value) or not is_container(value)
+    cls = type(value)
+    return cls in _LEAF_TYPES or (cls not in (tuple, list, dict) and (moves_itself(value) or not is_container(value)))
 
 
 def _all_identical(new: Any, old: Any) -> bool:

@@ -13,7 +13,7 @@ Names of columns::
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentTypeError, whole_number
+from gpuaug.core.ragged import Leaf
 
 
 class Undecoded:
@@ -108,8 +109,9 @@ HEADER = np.dtype(
 """Structured NumPy dtype: the header fields of one image."""
 
 
-class Headers:
-    """Header fields of a batch's images, on the host. Not a dataclass: its fields would be members of a batch.
+@dataclass(eq=False, repr=False, slots=True)
+class Headers(Leaf):
+    """Header fields of a batch's images, on the host.
 
     Args:
         table: (B,) records of ``HEADER``.
@@ -118,10 +120,10 @@ class Headers:
         member: Path of the images within a sample, such as ``['image']``; an empty string if the samples are the images.
     """
 
-    __slots__ = ("member", "names", "problems", "table")
-
-    def __init__(self, table: NDArray[np.void], names: Sequence[str], problems: dict[int, str], member: str = "") -> None:
-        self.table, self.names, self.problems, self.member = table, names, problems, member
+    table: NDArray[np.void]
+    names: Sequence[str]
+    problems: dict[int, str]
+    member: str = field(default="", kw_only=True)
 
     def __repr__(self) -> str:
         return f"Headers({len(self.table)} images)"
@@ -211,6 +213,7 @@ ascends in display order. ``key``: whether the frame is a key frame.
 """
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ClipHeaders(Headers):
     """Header fields of a batch's clips, on the host.
 
@@ -223,19 +226,8 @@ class ClipHeaders(Headers):
         member: Path of the clips within a sample; an empty string if the samples are the clips.
     """
 
-    __slots__ = ("packets", "pts")
-
-    def __init__(
-        self,
-        table: NDArray[np.void],
-        names: Sequence[str],
-        problems: dict[int, str],
-        packets: NDArray[np.void],
-        pts: NDArray[np.int64],
-        member: str = "",
-    ) -> None:
-        super().__init__(table, names, problems, member)
-        self.packets, self.pts = packets, pts
+    packets: NDArray[np.void]
+    pts: NDArray[np.int64]
 
     def __repr__(self) -> str:
         return f"ClipHeaders({len(self.table)} clips of {self.pts.shape[1]} frames)"
@@ -268,8 +260,9 @@ Row = Mapping[str, Tensor]
 """Name of a column → tensor of one sample."""
 
 
-class RowHeaders:
-    """Description of the rows of a batch, on the host. Not a dataclass, like ``Headers``.
+@dataclass(eq=False, repr=False, slots=True)
+class RowHeaders(Leaf):
+    """Description of the rows of a batch, on the host.
 
     Args:
         missing: (B,) bool, whether the row of a sample was not in the cache.
@@ -279,21 +272,11 @@ class RowHeaders:
         shapes: Name of a column of varying shape → (B, axes) shape in each row. The shape of a missing row has no elements.
     """
 
-    __slots__ = ("inputs", "missing", "names", "row_ids", "shapes")
-
-    def __init__(
-        self,
-        missing: NDArray[np.bool_],
-        row_ids: NDArray[np.int64],
-        names: Sequence[str],
-        inputs: Sequence[Mapping[str, int]],
-        shapes: dict[str, NDArray[np.int64]],
-    ) -> None:
-        self.missing = missing
-        self.row_ids = row_ids
-        self.names = names
-        self.inputs = inputs
-        self.shapes = shapes
+    missing: NDArray[np.bool_]
+    row_ids: NDArray[np.int64]
+    names: Sequence[str]
+    inputs: Sequence[Mapping[str, int]]
+    shapes: dict[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ of a video.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,10 +32,15 @@ Layout = Literal["hwc", "chw"]
 """Order of the axes of an image in the buffer: height, width, channels; or channels, height, width."""
 
 
-class Shapes:
-    """Sizes of a batch's images. They stay on the host, which draws the random numbers that depend on the sizes.
+class Leaf:
+    """Base class of a dataclass that describes tensors on the host. The functions of ``batch.py`` do not visit its fields."""
 
-    Not a dataclass: the functions of ``batch.py`` would treat its fields as members of the batch.
+    __slots__ = ()
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Shapes(Leaf):
+    """Sizes of a batch's images. They stay on the host, which draws the random numbers that depend on the sizes.
 
     Args:
         sizes: (B, 2) heights and widths.
@@ -49,24 +54,22 @@ class Shapes:
             ``None``: the images are not downsampled.
     """
 
-    __slots__ = ("channels", "frames", "full_sizes", "layout", "num_elements", "shortest_side", "sizes", "windows")
+    sizes: NDArray[np.int64]
+    channels: int
+    layout: Layout
+    windows: NDArray[np.int64] | None = None
+    frames: int = 0
+    full_sizes: NDArray[np.int64] | None = None
+    shortest_side: int = field(init=False)
+    """Shortest side of all images, in pixels."""
+    num_elements: int = field(init=False)
+    """Number of elements in the buffer."""
 
-    def __init__(
-        self,
-        sizes: NDArray[np.int64],
-        channels: int,
-        layout: Layout,
-        windows: NDArray[np.int64] | None = None,
-        frames: int = 0,
-        full_sizes: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
-        self.full_sizes = full_sizes
+    def __post_init__(self) -> None:
         # Computed in the constructor, because a worker process calls it, and the training thread reads the attributes.
-        self.shortest_side = int(np.min(sizes)) if sizes.size else 1
-        """Shortest side of all images, in pixels."""
-        self.num_elements = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
-        """Number of elements in the buffer."""
+        self.shortest_side = int(np.min(self.sizes)) if self.sizes.size else 1
+        sizes = self.sizes if self.windows is None else self.windows[:, 2:]
+        self.num_elements = int(sizes.prod(1).sum()) * self.channels
 
     @property
     def samples(self) -> int:

@@ -49,6 +49,18 @@ _VIEW_DISTANCE = 0x1E3779B97F4A7C15
 T = TypeVar("T")
 
 
+class _ThreadState(threading.local):
+    """State of the calling thread."""
+
+    call_seeds: "CallSeeds | None" = None
+    """Seeds of the stage that the thread is in; ``None`` outside of stages."""
+    holds_lock_for_fork: bool = False
+    """Whether ``GeneratorLock._before_fork`` has acquired the lock on this thread."""
+
+
+_local = _ThreadState()
+
+
 class GeneratorLock:
     """Lock that a thread holds while its stage uses the global generators.
 
@@ -57,8 +69,6 @@ class GeneratorLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._fork_state = threading.local()
-        """Attribute ``is_held``: whether ``_before_fork`` has acquired the lock on this thread."""
         self.contexts: list[Generators] = []
         """``Generators`` contexts that the holding thread has entered, outermost first."""
         if hasattr(os, "register_at_fork"):
@@ -107,18 +117,19 @@ class GeneratorLock:
 
     def draw(self, function: Callable[[], T]) -> T:
         """Call a function that reads the user's generators, while no other thread is in a stage, and return its result."""
-        if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
+        is_acquired = self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)
+        if not is_acquired:
             warnings.warn(
                 "Random numbers outside of a stage are drawn from the state of a stage, because the stage, on another thread, "
                 f"has taken more than {DRAW_WAIT_S:.0f} s. Draw on the thread of the stage, or within a stage.",
                 GpuAugWarning,
                 stacklevel=3,
             )
-            return function()
         try:
             return function()
         finally:
-            self._lock.release()
+            if is_acquired:
+                self._lock.release()
 
     def draw_unless(self, is_stopped: Callable[[], bool], function: Callable[[], T]) -> T | None:
         """Like ``draw``, but wait as long as a stage may take. Return ``None`` if ``is_stopped()`` becomes true meanwhile."""
@@ -136,19 +147,18 @@ class GeneratorLock:
     # of the stage, and if the stage was drawing, the lock inside a generator would stay locked forever.
 
     def _before_fork(self) -> None:
-        self._fork_state.is_held = self._lock.acquire(timeout=FORK_WAIT_S)
+        _local.holds_lock_for_fork = self._lock.acquire(timeout=FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
-        is_held = getattr(self._fork_state, "is_held", False)
-        self._fork_state.is_held = False
-        if is_held:
+        if _local.holds_lock_for_fork:
+            _local.holds_lock_for_fork = False
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
         # A new lock, also if the forking thread holds the old one, as when a loader starts workers: no worker would release the
         # old lock.
         self._lock = threading.RLock()
-        if not getattr(self._fork_state, "is_held", False):
+        if not _local.holds_lock_for_fork:
             self.contexts = []  # the thread that entered them does not exist in the forked process
 
 
@@ -224,20 +234,6 @@ class CallSeeds:
         return [position._replace(batch=position.batch + 1 + index).key(name) for index in range(count)]
 
 
-class _ThreadState(threading.local):
-    """State of the calling thread."""
-
-    call_seeds: CallSeeds | None = None
-    """Seeds of the stage that the thread is in; ``None`` outside of stages."""
-    seed_tensor: torch.Tensor | None = None
-    """Int64 tensor () into which ``next_seed`` draws."""
-    generator_copy: torch.Generator | None = None
-    """Generator from which ``following_seeds`` draws."""
-
-
-_local = _ThreadState()
-
-
 def next_seed() -> int:
     """Return the seed for one call of a pipeline, in [0, 2⁶³).
 
@@ -245,11 +241,7 @@ def next_seed() -> int:
     """
     if _local.call_seeds is not None:
         return _local.call_seeds.next()
-    if _local.seed_tensor is None:
-        with torch.inference_mode(False):  # an inference tensor cannot be written to outside of inference mode
-            _local.seed_tensor = torch.empty((), dtype=torch.int64, device="cpu")
-    # Draws the same number as torch.randint, in half the time.
-    return int(generator_lock.draw(partial(_local.seed_tensor.random_, 0, _SEED_LIMIT)).item())
+    return int(generator_lock.draw(partial(torch.randint, 0, _SEED_LIMIT, (), device="cpu")))
 
 
 def following_seeds(count: int) -> list[int]:
@@ -260,10 +252,8 @@ def following_seeds(count: int) -> list[int]:
     if _local.call_seeds is not None:
         return _local.call_seeds.following(count)
     # Drawn from a copy of the global generator. Another thread could draw before the original was restored.
-    if _local.generator_copy is None:
-        _local.generator_copy = torch.Generator("cpu")
-    _local.generator_copy.set_state(generator_lock.draw(torch.default_generator.get_state))
-    seeds: list[int] = torch.randint(0, _SEED_LIMIT, (count,), generator=_local.generator_copy, device="cpu").tolist()
+    generator = generator_lock.draw(torch.default_generator.clone_state)
+    seeds: list[int] = torch.randint(0, _SEED_LIMIT, (count,), generator=generator, device="cpu").tolist()
     return seeds
 
 
@@ -282,33 +272,29 @@ def default_rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
-class _HostState:
-    """State of torch's CPU generator for a key of 63 bits. It depends on all bits; ``manual_seed`` would use only 32 of them.
+_host_state = torch.Generator("cpu").get_state()
+_words = _host_state.numpy().view(np.uint64)
+_twister = _words[3 : 3 + 624]  # after the fields "seed", "left" with "seeded", and "next"
+_weights = np.frombuffer(random.Random(0).randbytes(8 * 624), "<u8")
+_products = np.empty(624, "<u8")
+_upper_halves = _products.view("<u4")[1::2]
 
-    Word ``i`` of the Mersenne Twister is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴. While the state is set,
-    ``torch.initial_seed()`` returns the key.
+
+def _host_state_of(key: int) -> torch.Tensor:
+    """Return the state of torch's CPU generator for a key in [0, 2⁶³). The next call overwrites it.
+
+    The state depends on all 63 bits; ``manual_seed`` would use only 32 of them. Word ``i`` of the Mersenne Twister is the upper
+    half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴. While the state is set, ``torch.initial_seed()`` returns the key.
     """
-
-    def __init__(self) -> None:
-        self._state = torch.Generator("cpu").get_state()
-        self._words = self._state.numpy().view(np.uint64)
-        self._twister = self._words[3 : 3 + 624]  # after the fields "seed", "left" with "seeded", and "next"
-        self._weights = np.frombuffer(random.Random(0).randbytes(8 * 624), "<u8")
-        self._products = np.empty(624, "<u8")
-        self._upper_halves = self._products.view("<u4")[1::2]
-
-    def of(self, key: int) -> torch.Tensor:
-        """Return the state for a key in [0, 2⁶³). The next call overwrites it."""
-        np.multiply(self._weights, 2 * key + 1, out=self._products)
-        self._twister[:] = self._upper_halves
-        self._words[0] = key
-        return self._state
+    np.multiply(_weights, 2 * key + 1, out=_products)
+    _twister[:] = _upper_halves
+    _words[0] = key
+    return _host_state
 
 
-_host_state = _HostState()
 _HOST = GlobalGenerator(
     lambda: partial(torch.default_generator.set_state, torch.default_generator.get_state()),
-    lambda key: torch.default_generator.set_state(_host_state.of(key)),
+    lambda key: torch.default_generator.set_state(_host_state_of(key)),
 )
 """Torch's generator of the host."""
 

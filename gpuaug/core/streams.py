@@ -34,9 +34,9 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import cuda
@@ -59,20 +59,33 @@ STEP_PRIORITY = -1
 """Priority of the streams of ``step_first``."""
 
 
-class Event(Protocol):
-    """A point in the work of a lane, for which other lanes and the host can wait."""
+class Event:
+    """A point in the work of a lane, for which other lanes and the host can wait.
+
+    An object of this class is an event of a device without CUDA streams, which has passed as soon as it is recorded. CUDA's
+    events have the same methods.
+    """
+
+    at_s = 0.0
+    """Time of the event, from ``time.perf_counter``."""
+
+    def record(self, _stream: Any) -> None:
+        """Store the time."""
+        self.at_s = time.perf_counter()
+
+    def wait(self, _stream: Any) -> None:
+        """Make later work on a stream start after the event."""
 
     def query(self) -> bool:
         """Return whether the device has passed the event."""
-        ...
+        return True
 
     def synchronize(self) -> None:
         """Make the host wait until the device has passed the event."""
-        ...
 
     def elapsed_time(self, later: Any) -> float:
         """Return the milliseconds on the device from this timed event to a later one. The device must have passed both."""
-        ...
+        return float(later.at_s - self.at_s) * 1e3
 
 
 # The functions of torch._C are called directly, because the Python functions of torch.cuda around them make ``next()`` slower.
@@ -80,21 +93,25 @@ class Event(Protocol):
 _CudaEvent: Any = torch._C._CudaEventBase
 
 
-def _switch_to(stream: cuda.Stream) -> Callable[[], None]:
-    """Return a function that makes ``stream`` current."""
+def _switch_to(stream: cuda.Stream | None) -> Callable[[], None]:
+    """Return a function that makes ``stream`` current. For ``None`` it does nothing."""
+    if stream is None:
+        return lambda: None
     return functools.partial(torch._C._cuda_setStream, stream.stream_id, stream.device_index, stream.device_type)
 
 
 class Lane:
-    """A CUDA stream with a name."""
+    """A CUDA stream with a name; on a device without CUDA streams, a name alone.
 
-    in_line = False
+    Without a stream, work runs when it is called, or on the device's only queue, in which earlier work comes first.
+    """
 
-    def __init__(self, name: str, stream: cuda.Stream) -> None:
+    def __init__(self, name: str, stream: cuda.Stream | None = None) -> None:
         self.name = name
         self.stream = stream
+        self.in_line = stream is None
         self.switch = _switch_to(stream)
-        self.handle = int(stream.cuda_stream)
+        self.handle = 0 if stream is None else int(stream.cuda_stream)
         """Handle of the stream, for C libraries."""
 
     def __repr__(self) -> str:
@@ -107,17 +124,18 @@ class Lane:
     def record_event(self, *, timed: bool = False) -> Event:
         """Record an event after the work that is queued on this lane. ``timed``: it stores the time, for ``elapsed_time``."""
         # ``synchronize`` of a blocking event leaves the core to the loader's workers.
-        event = _CudaEvent(blocking=True, enable_timing=timed)
+        event: Event = Event() if self.in_line else _CudaEvent(blocking=True, enable_timing=timed)
         event.record(self.stream)
-        return event  # type: ignore[no-any-return]
+        return event
 
     def wait(self, event: Event) -> None:
         """Make later work on this lane start after ``event``. The host does not wait."""
-        event.wait(self.stream)  # type: ignore[attr-defined]
+        event.wait(self.stream)
 
     def reads(self, tensor: Any) -> None:
         """Call ``record_stream``: the memory of ``tensor``, of another stream, is not reused before this lane has read it."""
-        tensor.record_stream(self.stream)
+        if not self.in_line:
+            tensor.record_stream(self.stream)
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
         """Copy parts of one flat tensor into another, in one call that releases the interpreter's lock once.
@@ -131,55 +149,8 @@ class Lane:
         for target_start, source_start, length in parts:
             targets.append(target[target_start : target_start + length])
             sources.append(source[source_start : source_start + length])
-        with cuda.stream(self.stream):
+        with nullcontext() if self.stream is None else cuda.stream(self.stream):
             torch._foreach_copy_(targets, sources, non_blocking=True)
-
-
-class InLineLane(Lane):
-    """Lane of a device without CUDA streams: work runs when it is called, or on the device's only queue."""
-
-    in_line = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.handle = 0
-
-    def make_current(self) -> None:
-        """Do nothing."""
-
-    def record_event(self, *, timed: bool = False) -> Event:
-        """Return an event that has passed already."""
-        return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
-
-    def wait(self, event: Event) -> None:
-        """Do nothing: earlier work has run, or is earlier in the same queue."""
-
-    def reads(self, tensor: Any) -> None:
-        """Do nothing: there is no other queue on which the memory could be reused."""
-
-    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
-        """Copy parts of one flat tensor into another, one by one."""
-        for target_start, source_start, length in parts:
-            target[target_start : target_start + length] = source[source_start : source_start + length]
-
-
-class _PassedEvent:
-    """Event that a device without streams has passed. ``at_s``: time of the event, from ``time.perf_counter``."""
-
-    def __init__(self, at_s: float = 0.0) -> None:
-        self.at_s = at_s
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, later: "_PassedEvent") -> float:
-        return (later.at_s - self.at_s) * 1e3
-
-
-_PASSED_EVENT = _PassedEvent()
 
 
 @dataclass(slots=True)
@@ -232,9 +203,8 @@ class Lanes:
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
         """Return the lane ``name``, created on first use. ``urgent``: the lane has a higher priority than other streams."""
         if name not in self._lanes:
-            self._lanes[name] = (
-                InLineLane(name) if self.in_line else Lane(name, self._stream(self._urgent_priority if urgent else 0))
-            )
+            stream = None if self.in_line else self._stream(self._urgent_priority if urgent else 0)
+            self._lanes[name] = Lane(name, stream)
         return self._lanes[name]
 
     def _stream(self, priority: int) -> cuda.Stream:
@@ -252,14 +222,12 @@ class Lanes:
         lane = self._consumers.get(current_stream(self._gpu))  # ``hand_over`` adds a lane here, so that it is created once
         return lane or Lane("consumer", cuda.current_stream(self.device))
 
-    def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
+    def launching(self, consumer: Lane) -> "_Restoring":
         """Return a context manager in which lanes can be made current. At its end ``consumer`` is current again.
 
         One ``with torch.cuda.stream(…)`` per lane would take the training thread several times as long.
         """
-        if self.in_line:
-            return nullcontext()
-        if current_device() == self._gpu:
+        if self.in_line or current_device() == self._gpu:
             return _Restoring(consumer.switch)
         # Another GPU is current: its stream is made current last, which makes that GPU current again.
         return _Restoring(consumer.switch, _switch_to(cuda.current_stream()))
@@ -280,8 +248,7 @@ class Lanes:
     def hand_over(self, ready: Event, consumer: Lane) -> None:
         """Make ``consumer`` wait for a batch's ``ready`` event. Call immediately before the batch is handed over."""
         consumer.wait(ready)
-        if not self.in_line:
-            self._consumers[consumer.handle] = consumer
+        self._consumers[consumer.handle] = consumer
 
     def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
         """Rule 2: make the copy lane wait for the work that is queued on all streams on which batches were handed over.
@@ -346,14 +313,11 @@ class _Restoring:
             switch()
 
 
-class _StepLanes(threading.local):
-    """GPU → stream of ``step_first``, created on first use. Threads do not share streams, or their steps would not overlap."""
+_step_lanes = threading.local()
+"""Attributes: GPU → stream of ``step_first``, created on first use.
 
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, Lane] = {}
-
-
-_step_lanes = _StepLanes()
+Threads do not share streams, or their steps would not overlap.
+"""
 
 
 @contextmanager
@@ -399,9 +363,10 @@ def step_first(device: torch.device | str | int | None = None) -> Iterator[None]
         yield
         return
     outer = Lane("outer", cuda.current_stream(device))
-    if device not in _step_lanes.by_device:
-        _step_lanes.by_device[device] = Lane("step", cuda.Stream(device, STEP_PRIORITY))
-    lane = _step_lanes.by_device[device]
+    lanes: dict[Any, Lane] = vars(_step_lanes)
+    if device not in lanes:
+        lanes[device] = Lane("step", cuda.Stream(device, STEP_PRIORITY))
+    lane = lanes[device]
     if outer.handle == lane.handle:
         yield
         return

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core import batch as batches
+from gpuaug.core.ragged import Leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,7 +375,8 @@ def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
     return values.split_with_sizes(counts) if values.requires_grad else torch.unsafe_split_with_sizes(values, counts)
 
 
-class TargetsLayout:
+@dataclass(eq=False, repr=False, slots=True)
+class TargetsLayout(Leaf):
     """Structure of packed target dicts, on the host.
 
     Args:
@@ -385,22 +387,18 @@ class TargetsLayout:
         keys: Keys of all dicts, in the order of their first occurrence. Default: read from ``records``.
     """
 
-    __slots__ = ("container_type", "groups", "keys", "packed", "records")
+    container_type: type[Any]
+    records: list[dict[Any, Any]]
+    packed: list[PackedColumn]
+    groups: list[int] | None = None
+    keys: tuple[Any, ...] = ()
 
-    def __init__(
-        self,
-        container_type: type[Any],
-        records: list[dict[Any, Any]],
-        packed: list[PackedColumn],
-        groups: list[int] | None = None,
-        keys: tuple[Any, ...] | None = None,
-    ) -> None:
-        self.container_type, self.records, self.packed = container_type, records, packed
-        self.groups = groups
-        self.keys = tuple(dict.fromkeys(chain.from_iterable(records))) if keys is None else keys
+    def __post_init__(self) -> None:
+        self.keys = self.keys or tuple(dict.fromkeys(chain.from_iterable(self.records)))
 
 
-class PendingRows:
+@dataclass(eq=False, repr=False, slots=True)
+class PendingRows(Leaf):
     """Removal of rows, such as invalid boxes, that is queued on the device. The host does not know yet how many rows remain.
 
     Args:
@@ -411,10 +409,9 @@ class PendingRows:
             have written the mask yet.
     """
 
-    __slots__ = ("keep_mask", "lengths", "names")
-
-    def __init__(self, names: frozenset[Any], lengths: Sequence[int], keep_mask: Tensor) -> None:
-        self.names, self.lengths, self.keep_mask = names, lengths, keep_mask
+    names: frozenset[Any]
+    lengths: Sequence[int]
+    keep_mask: Tensor
 
     def counts(self) -> list[int]:
         """Return the number of remaining rows per dict. Call after the device has written ``keep_mask``."""

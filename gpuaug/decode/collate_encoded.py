@@ -137,7 +137,7 @@ def _pack_files(images: Sequence[Any], path: str) -> Encoded:
             problems[index] = header.problem
         records.append((start, 0 if problem else length, *header[:-1]))  # all fields of the header but the last, ``problem``
     buffer[-ALIGN:] = zeros
-    return Encoded(data, Headers(np.array(records, HEADER), [name for name, _ in sources], problems, path))
+    return Encoded(data, Headers(np.array(records, HEADER), [name for name, _ in sources], problems, member=path))
 
 
 def _read(path: str, buffer: memoryview, length: int) -> str:

@@ -50,8 +50,7 @@ def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu")
     # In shared memory, as in default_collate, so that the tensor is not copied when the batch is sent.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
-    stride = torch.empty(shape, device="meta").stride()
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(shape)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,18 +41,6 @@ class Variable(NamedTuple):
     """Function that sets the value."""
 
 
-class _Change(NamedTuple):
-    """Change of a variable by one item of the sampler."""
-
-    item: int
-    """Index of the item; the number of items for the end."""
-    variable: Variable
-    before: Any
-    """Value before the item was read."""
-    after: Any
-    """Value after the item was read."""
-
-
 class DrawsAhead:
     """Draws of a sampler during one iteration, while a background thread reads the sampler ahead of the training loop.
 
@@ -74,8 +62,9 @@ class DrawsAhead:
     def __init__(self, variables: Sequence[Variable] = (), *, is_custom: bool = False) -> None:
         self.variables = variables
         self._is_custom = is_custom
-        self._changes: deque[_Change] = deque()
-        """Changes by items that a plain ``DataLoader`` has not read yet."""
+        self._changes: deque[tuple[int, Variable, Any, Any]] = deque()
+        """(index of an item, variable that reading the item has changed, value before, value after) for each item that a plain
+        ``DataLoader`` has not read yet. The index of the end is the number of items."""
         self._draws_globally = False
         """Whether the sampler draws from global generators."""
         self._is_stopped = False  # set by ``stop``
@@ -107,8 +96,8 @@ class DrawsAhead:
         for variable, before in zip(self.variables, values_before, strict=True):
             after = variable.get()
             if not _equal(before, after):
-                self._changes.append(_Change(item, variable, before, after))
-        while self._changes and self._changes[0].item < self._num_plain:
+                self._changes.append((item, variable, before, after))
+        while self._changes and self._changes[0][0] < self._num_plain:
             self._changes.popleft()
         return items or []
 

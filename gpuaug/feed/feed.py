@@ -2,13 +2,12 @@
 
 The ring is shared, page-locked memory, divided into slots for one batch each. Slots that were added together are a
 *generation*. A worker process of a ``DataLoader`` writes a batch into a slot, and sends a *description* of the batch: the slot,
-and the positions of the tensors in it. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). For
+and the positions of the tensors in it. The training process unpickles the description to a batch whose tensors share the memory
+of the slot. The slot is in use until all these tensors have been deleted, so a loader that overrides the iteration may keep
+batches. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). For
 such workers, the feed iterates a *proxy* of the user's loader, which shares the attributes of the loader, except those from
 which workers are started, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their
 iterator is an attribute of the proxy.
-
-A subclass of ``DataLoader`` that overrides the iteration may read, keep and change batches. So it receives batches, not
-descriptions, and a slot is in use until all tensors in the slot have been deleted.
 
 A source without workers is read on a background thread. If the first batch is not page-locked, this thread copies the later
 batches into slots (*staging*): without staging, the training thread would wait for the driver to copy from pageable memory.
@@ -35,11 +34,11 @@ from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event, spare_forked_children
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
-from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
-from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, SlotsOfBatch, can_be_stored, cloned
+from gpuaug.feed.ring import Ring, Slots, default_budget_bytes, unsupported_reason
+from gpuaug.feed.ring_memory import MAX_GENERATIONS, can_be_stored, cloned, reads_for_feed
 from gpuaug.feed.shared_storage import sending_memfd
 from gpuaug.feed.stateful import keeps_state, sends_states, source_of
-from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot, opened_files
+from gpuaug.feed.worker import SendsErrors, SlotCollate, opened_files
 from gpuaug.feed.wrapped_loader import (
     FIRST_BATCH,
     BeginFunction,
@@ -85,7 +84,6 @@ class Feed:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
         self.loader: Any = loader
         """The wrapped loader."""
-        self._device = device
         self._uses_cuda = device.type == "cuda"
         self._requires_ring = feed == "ring"
         self._budget_bytes = default_budget_bytes() if feed_bytes is None else feed_bytes
@@ -165,8 +163,13 @@ class Feed:
             begin = partial(self._begin_with, begin)
         receive: Receive | None = None  # converts what the loader returns to (batch, slot)
         if ring is not None:
-            receive = partial(_receive_from_worker if workers else partial(_receive_staged, self._staging), ring, self._device)
-        iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
+            receive = ring.receive if workers else partial(_receive_staged, self._staging, ring)
+            receive = receive if self._uses_cuda else partial(_receive_copy, receive)
+        token = reads_for_feed.set(True)  # for this thread, in which ``iter`` may read batches, and for the background thread
+        try:
+            iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
+        finally:
+            reads_for_feed.reset(token)
         # ``draws_ahead`` records random numbers that the sampler draws while the feed reads it ahead: a new object for this
         # iteration, if the source reads a sampler. A loop of Accelerate (``begin_with``) reads one batch ahead, too, so one
         # item more counts as read before the first ``next``.
@@ -230,7 +233,7 @@ class Feed:
         if not self._uses_cuda:
             return
         if pulled.slot is not None:
-            pulled.slot.ring.page_lock(pulled.slot)
+            pulled.slot.ring.page_lock()
         elif not self._checked_pinning and not self.workers:
             self._checked_pinning = True
             if any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch)):
@@ -295,7 +298,7 @@ class Feed:
         )
 
 
-# The next three functions may run on the background thread, which makes no CUDA calls. The ring is an argument, because an
+# The next two functions may run on the background thread, which makes no CUDA calls. The ring is an argument, because an
 # iteration uses its ring until its end, even if the feed has created another ring.
 
 
@@ -313,7 +316,7 @@ def _start_workers(loader: Any, ring: Ring | None) -> Any:
             memory = ring.memory
             ring.writers = processes
         files = opened_files(loader)
-        init = SendsErrors(loader.worker_init_fn, sends_states(loader), memory, files)
+        init = SendsErrors(loader.worker_init_fn, sends_states(loader), files)
         attributes: dict[str, Any] = {"multiprocessing_context": worker_context(loader, processes), "worker_init_fn": init}
         if memory is not None:
             collate = SlotCollate(loader.collate_fn, memory, for_loader=_overrides_iteration(loader))
@@ -325,31 +328,18 @@ def _start_workers(loader: Any, ring: Ring | None) -> Any:
         return iterator
 
 
-def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | SlotsOfBatch | None]:
-    """Return (batch, its slot) for a description from a worker; for a batch, (batch, slots in which its tensors may lie)."""
-    if type(batch) is not BatchInSlot:
-        return batch, ring.slots_of(batch)
-    is_too_large = any(can_be_stored(leaf) for leaf in batches.leaves(batch.batch))  # tensors that did not fit into the slot
-    slot_batch, slot = ring.batch_and_slot(batch)
-    if is_too_large:
-        ring.make_room(slot_batch)
-    return _for_device(device, slot_batch, slot)
-
-
-def _receive_staged(staging: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
+def _receive_staged(staging: threading.Event, ring: Ring, batch: Batch) -> tuple[Batch, Slots | None]:
+    """Return (batch, slots) for a batch of a source without workers, copied into a slot if a slot is free."""
     # 0: the index of this thread, the only writer. Without a free slot, or if no tensor fits, the batch itself is returned.
     writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
-    description = batch if writer is None else describe_or_free_slot(batch, writer)
-    return _for_device(device, *ring.batch_and_slot(description)) if type(description) is BatchInSlot else (batch, None)
+    description = None if writer is None else writer.describe(batch)
+    return (batch, None) if description is None else ring.receive(description.received())
 
 
-def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
-    """Return (batch, slot). For a GPU, the loader copies the tensors from the slot later; for a CPU they are copied here."""
-    if device.type == "cuda":
-        return batch, slot
-    # Copied, because the user's tensors must not share the memory of the slot.
-    return cloned(batch), slot
+def _receive_copy(receive: Receive, batch: Batch) -> tuple[Batch, Slots | None]:
+    """Return (copy of the batch, slots). For a CPU, because the user's tensors must not share the memory of slots."""
+    batch, slots = receive(batch)
+    return cloned(batch) if slots else batch, slots
 
 
 def _workers_of(loader: Any) -> int:

@@ -35,8 +35,8 @@ class Pulled:
     stream: Any = None
     """Handle of the CUDA stream on which the loader has written tensors of the batch that are on the GPU."""
     slot: Any = None
-    """Slots of the ring (shared, page-locked memory) that hold tensors of the batch: a ``Slot``, or ``SlotsOfBatch``, which is
-    empty, and thus false, if no tensor is in a slot. ``None`` for a batch without slots. Deleting the object frees them."""
+    """``Slots`` of the ring (shared, page-locked memory) that hold tensors of the batch; ``None`` for a batch without slots.
+    Deleting the object frees them."""
     state: Any = None
     """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""
     start_and_end_s: tuple[float, float] = (0.0, 0.0)

@@ -25,7 +25,6 @@ from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.mailbox import Mailbox, Pulled
-from gpuaug.feed.ring_memory import is_feed_thread
 from gpuaug.feed.worker import add_opened_file
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
@@ -87,11 +86,10 @@ class FeedIterator:
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
         pulled = self._get(block) if self._end_message is None else None
-        if (error := self.ended_error()) is not None:  # after _get(), during which another thread may close the iteration
-            try:
-                raise error
-            finally:
-                del error  # otherwise a reference cycle through the traceback would keep the loader's iterator alive
+        # After _get(), during which another thread may close the iteration. The error is in no variable: a reference cycle
+        # through the traceback would keep the loader's iterator alive.
+        if self._end_message is not None:
+            raise self.ended_error()  # type: ignore[misc] # not None
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
@@ -131,7 +129,7 @@ class ThreadFeedIterator(FeedIterator):
         super().__init__(loader, iterator, pull, state_at_start)
         self._process = os.getpid()
         self._mailbox = Mailbox()
-        target = _make_thread_target(_ThreadSettings(), self._pull, self._mailbox)
+        target = _make_thread_target(self._pull, self._mailbox)
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
         self._stop = weakref.finalize(self, _stop, self._mailbox, self.thread, iterator)
@@ -189,9 +187,9 @@ def open_feed_iterator(
         Exception: Any error of ``begin``.
     """
     if has_persistent_workers(loader):
-        _end_for_newer(iterations_of(getattr(loader, "_iterator", None)))
+        _end_for_newer(getattr(loader, "_iterator", None))
     iterator, read_state = begin(loader)
-    _end_for_newer(iterations_of(iterator))  # a generator returns itself from iter()
+    _end_for_newer(iterator)  # a generator returns itself from iter()
     iterator_type = FeedIterator if type(loader) in {list, tuple} else ThreadFeedIterator
     return iterator_type(loader, iterator, make_pull(iterator, read_state, current_stream, receive), read_state(None))
 
@@ -205,36 +203,10 @@ _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
 """Iterations with a thread, of all loaders in this process: two loaders may wrap the same ``DataLoader``."""
 
 
-def _end_for_newer(iterations: Iterable[FeedIterator]) -> None:
-    """End iterations because a newer iteration takes over their iterator."""
-    for iteration in list(iterations):
+def _end_for_newer(iterator: Any) -> None:
+    """End the iterations that read ``iterator``, because a newer iteration takes it over."""
+    for iteration in iterations_of(iterator):
         iteration.end_for_newer()
-
-
-class _ThreadSettings:
-    """Per-thread settings of PyTorch, copied from the thread that creates this object."""
-
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self.inference = torch.is_inference_mode_enabled()
-        """Whether the creating thread is in inference mode, which the thread must enter before ``apply``."""
-        self._autocast = {
-            device_type: (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
-            for device_type in ("cpu", "cuda")
-        }
-        self._default_device = default_device()
-        self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-
-    def apply(self) -> None:
-        """Apply the settings to the calling thread, permanently."""
-        torch.set_grad_enabled(self._grad)
-        for device_type, (enabled, dtype) in self._autocast.items():
-            torch.set_autocast_enabled(device_type, enabled)
-            torch.set_autocast_dtype(device_type, dtype)
-        if self._default_device != default_device():
-            torch.set_default_device(self._default_device)
-        if self._cuda_device:
-            torch.cuda.set_device(self._cuda_device)  # loaders that use CUDA expect the device of the training thread
 
 
 def make_pull(
@@ -259,13 +231,27 @@ def make_pull(
     return pull
 
 
-def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], mailbox: Mailbox) -> Callable[[], None]:
-    """Return the function that the thread runs: it pulls batches into ``mailbox`` until the end, or until ``close``."""
+def _make_thread_target(pull: Callable[[], Pulled], mailbox: Mailbox) -> Callable[[], None]:
+    """Return the function that the thread runs: it pulls batches into ``mailbox`` until the end, or until ``close``.
+
+    The thread gets the per-thread settings of PyTorch that the calling thread has.
+    """
+    grad = torch.is_grad_enabled()
+    inference = torch.is_inference_mode_enabled()
+    autocasts = [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cpu", "cuda")]
+    device = default_device()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
     def run() -> None:
-        is_feed_thread.set(True)
-        with torch.inference_mode(settings.inference):
-            settings.apply()  # after entering inference mode, which changes the grad mode
+        with torch.inference_mode(inference):
+            torch.set_grad_enabled(grad)  # after entering inference mode, which changes the grad mode
+            for name, is_enabled, dtype in autocasts:
+                torch.set_autocast_enabled(name, is_enabled)
+                torch.set_autocast_dtype(name, dtype)
+            if device != default_device():
+                torch.set_default_device(device)
+            if gpu:
+                torch.cuda.set_device(gpu)  # loaders that use CUDA expect the device of the training thread
             ended = False
             pull_s = 0.0
             while not ended and mailbox.wait_for_permit(pull_s):

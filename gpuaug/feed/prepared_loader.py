@@ -130,13 +130,12 @@ class _ReadAheadIterator(OuterIterator):
     """Iterator that reads one batch ahead, to find out whether a batch is the last."""
 
     def __init__(self, iterator: Iterator[Any], read_inner_state: StateReader) -> None:
-        self.inner = iterator
+        super().__init__(iterator, iterator)
         self._read_inner_state = read_inner_state
         self._next: tuple[Any, Any] | None = None
-        """(batch, state after the batch) that was read ahead; ``None`` at the end."""
-        self._error: BaseException | None = None
-        """Error of reading ahead, to be raised by the next call of ``next``."""
-        self._has_begun = self._has_ended = False
+        """(batch, state after the batch) that was read ahead; ``None`` at the beginning and at the end."""
+        self._errors: list[BaseException] = []
+        """Error of reading ahead, if any, to be raised by the next call of ``next``."""
         state = read_inner_state(None)
         self._last_state = ReadState(state, False, state)
 
@@ -148,34 +147,22 @@ class _ReadAheadIterator(OuterIterator):
         return ReadState(state, True, state)
 
     def __next__(self) -> Any:
-        if not self._has_begun:
-            self._has_begun = True
-            self._read()
-        if self._error is not None:
-            error = self._error
-            self._error = None
-            try:
-                raise error
-            finally:
-                del error  # otherwise a reference cycle through the traceback would keep the error alive
-        if self._next is None:
-            raise StopIteration
-        batch, state = self._next
-        self._read()
-        next_state = self._read_inner_state(True) if self._has_ended else state
-        self._last_state = ReadState(state, self._has_ended, next_state)
+        if self._errors:
+            raise self._errors.pop()  # from no variable: a reference cycle through the traceback would keep the error alive
+        batch, state = self._next or self._read()
+        self._next = None
+        self._last_state = ReadState(state, False, state)
+        try:
+            self._next = self._read()
+        except StopIteration:
+            self._last_state = ReadState(state, True, self._read_inner_state(True))
+        except BaseException as error:  # raised by the following call of next(), after this batch was returned
+            self._errors.append(error)
         return batch
 
-    def _read(self) -> None:
-        """Read the next batch ahead."""
-        self._next = None
-        try:
-            batch = next(self.inner)
-            self._next = batch, self._read_inner_state(False)
-        except StopIteration:
-            self._has_ended = True
-        except BaseException as error:  # raised by the following call of next(), after the current batch was returned
-            self._error = error
+    def _read(self) -> tuple[Any, Any]:
+        """Return the next batch of the inner iterator, and the state after it."""
+        return super().__next__(), self._read_inner_state(False)
 
 
 def as_prepared(loader: Any) -> PreparedLoader | None:

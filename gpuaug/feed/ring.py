@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,12 +43,8 @@ from gpuaug.feed.ring_memory import (
     DATA_OFFSET,
     MAX_GENERATIONS,
     MAX_SLOTS,
-    BatchInSlot,
     Memory,
-    Slot,
-    SlotsOfBatch,
     batch_bytes,
-    rings,
     takes_room,
 )
 
@@ -57,12 +54,21 @@ GROWTH = 1.25
 """Ratio of the size of new slots to the size of the batch that was too large for the existing slots."""
 
 PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
-"""(generation, slot) → (offset, bytes) of each page-locked slot.
+"""(generation, slot) → (address, bytes) of each page-locked slot.
 
 After an interrupt, the dictionary may contain a slot that is not page-locked.
 """
 
-_page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
+Copies = deque[tuple[Event, list[Any]]]
+"""(event after a copy, objects of the batch), in order, for each batch from which a copy was queued.
+
+The objects keep the slots in use. They do not refer to the ring, whose finaliser refers to this queue.
+"""
+
+rings: "weakref.WeakValueDictionary[int, Ring]" = weakref.WeakValueDictionary()
+"""``Memory.key`` → ring of this process."""
+
+_page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, Copies]] = {}
 """``Memory.key`` → arguments of ``_end_page_locking``, for each memory that may have page-locked slots.
 
 The references keep the memory mapped until no slot is page-locked any more, which an interrupt may delay. If the memory was
@@ -70,6 +76,14 @@ unmapped earlier, the process could map other pages at the same addresses, and C
 """
 
 _log = logging.getLogger("gpuaug")
+
+
+class Slots(NamedTuple):
+    """Slots to keep in use until a batch was read."""
+
+    ring: "Ring"
+    objects: list[Any]
+    """Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists."""
 
 
 class Ring:
@@ -96,21 +110,15 @@ class Ring:
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.writers: list[weakref.ref[BaseProcess]] = []
         """Worker processes that write into the slots, or have written into them."""
-        self.slots_in_use: set[tuple[int, int]] = set()
-        """(generation, slot) of each slot with a batch that this process has received. ``Slot`` adds, ``free`` removes."""
         rings[self.memory.key] = self  # a weak reference
-        self._process = os.getpid()
         self._page_locked_slots: PageLockedSlots = {}
-        # Slots from which copies were queued, in order, and the event after each copy. Two queues, because the finaliser of the
-        # ring needs the events, but must not refer to slots: these refer to the ring, which would then never be deleted.
-        self._events: deque[Event] = deque()
-        self._slots: deque[Slot | SlotsOfBatch] = deque()
+        self._copies: Copies = deque()
         # The thread that reads the user's loader calls ``make_room``, and the training thread ``add_slots``.
         self._generation_lock = threading.Lock()
         self._next_slot_bytes = 0  # size of larger slots that ``make_room`` has left to ``add_slots``; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
-        self._end_page_locking_arguments = self._process, self.memory, self._page_locked_slots, self._events
+        self._end_page_locking_arguments = os.getpid(), self.memory, self._page_locked_slots, self._copies
         weakref.finalize(self, _end_page_locking, *self._end_page_locking_arguments)
 
     @property
@@ -131,17 +139,11 @@ class Ring:
         _, _, slot_bytes, count = self.memory.newest_generation()
         return f"{count * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if count else "no slots yet"
 
-    def batch_and_slot(self, description: BatchInSlot) -> tuple[Batch, Slot]:
-        """Return (batch, slot) for a description from a worker. The tensors of the batch share the memory of the slot."""
-        # A description gets its ``Slot`` when it is unpickled. Without worker processes, it was not unpickled.
-        slot = description.slot or Slot(self, *description.number)
-        return description.batch_in(self.memory.map), slot
+    def receive(self, batch: Batch) -> tuple[Batch, "Slots | None"]:
+        """Return (batch, its slots) for a batch from the user's loader; ``None`` if no tensor of the batch is in a slot.
 
-    def slots_of(self, batch: Batch) -> SlotsOfBatch:
-        """Return the slots to keep in use until a batch was read. The user's loader may have joined batches of several slots.
-
-        These are all slots in use if a tensor of the batch lies in the ring, because its slot is not known; otherwise none. If
-        a tensor does not lie in the ring, larger slots are added if the batch does not fit into the existing ones.
+        The user's loader may have joined batches of several slots. If a tensor does not lie in the ring, larger slots are added
+        if the batch does not fit into the existing ones.
         """
         objects = [*batches.objects_to_keep((batch,))]
         tensors = [leaf for leaf in batches.leaves(objects) if takes_room(leaf) and leaf.numel()]
@@ -149,7 +151,7 @@ class Ring:
         are_in_slots = [start <= tensor.data_ptr() < start + self.memory.num_bytes for tensor in tensors]
         if not all(are_in_slots):
             self.make_room(tensors)
-        return SlotsOfBatch(self, self.slots_in_use.copy() if any(are_in_slots) else (), objects)
+        return batch, Slots(self, objects) if any(are_in_slots) else None
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots of the size of ``batch`` if it is larger than the existing slots, and the budget suffices.
@@ -243,7 +245,7 @@ class Ring:
         for generation in range(1, newest_number + 1):
             slots_per_worker = self.memory.generation(generation)[2]
             for slot in range(self.workers * slots_per_worker):
-                if (generation, slot) not in self.slots_in_use:
+                if (generation, slot) not in self.memory.slots_in_use:
                     self.memory.map[self.memory.flag_at(generation, slot)] = 0
         self.release_old_generations()
 
@@ -252,37 +254,38 @@ class Ring:
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)  # no slots if it was released earlier
             # A copy of the set, because another thread may be adding entries.
-            if slots_per_worker and not any(used_generation == generation for used_generation, _ in self.slots_in_use.copy()):
+            if slots_per_worker and not any(
+                used_generation == generation for used_generation, _ in self.memory.slots_in_use.copy()
+            ):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
                 old_slots = [slot for slot in self._page_locked_slots if slot[0] == generation]
-                if _end_page_locking_of(self.memory, self._page_locked_slots, old_slots):
+                if _end_page_locking_of(self._page_locked_slots, old_slots):
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0  # slots per worker: the generation has no slots any more
 
-    def page_lock(self, slot: Slot | SlotsOfBatch) -> None:
-        """Page-lock a slot unless it is page-locked. Call before the slot is read, on a thread that may make CUDA calls.
+    def page_lock(self) -> None:
+        """Page-lock all slots in use that are not page-locked. Call before one is read, on a thread that may make CUDA calls.
+
+        If CUDA fails, warn, and page-lock no other slots.
 
         Cost:
             Once per slot, a millisecond for a few megabytes.
         """
-        for number in slot.numbers:
-            if number not in self._page_locked_slots and not self._page_locking_failed:
-                self._page_lock(number)
-
-    def _page_lock(self, number: tuple[int, int]) -> None:
-        """Page-lock the slot (generation, index). If CUDA fails, warn, and page-lock no other slots."""
-        generation, index = number
-        start, slot_bytes, _ = self.memory.generation(generation)
-        offset = start + index * slot_bytes
-        # Stored before the CUDA call, because a signal handler may raise KeyboardInterrupt or an error when the call returns.
-        _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
-        self._page_locked_slots[number] = offset, slot_bytes
-        error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
-        if error:
-            self._page_locking_failed = True
-            del self._page_locked_slots[number]
-            _clear_error()
-            self._warn_of_page_locking(slot_bytes, error)
+        for number in self.memory.slots_in_use.copy():  # a copy, because another thread may be adding entries
+            if number in self._page_locked_slots or self._page_locking_failed:
+                continue
+            generation, index = number
+            start, slot_bytes, _ = self.memory.generation(generation)
+            address = self.memory.bytes.data_ptr() + start + index * slot_bytes
+            # Stored before the CUDA call: a signal handler may raise KeyboardInterrupt or an error when the call returns.
+            _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
+            self._page_locked_slots[number] = address, slot_bytes
+            error = int(torch.cuda.cudart().cudaHostRegister(address, slot_bytes, _PORTABLE))
+            if error:
+                self._page_locking_failed = True
+                del self._page_locked_slots[number]
+                _clear_error()
+                self._warn_of_page_locking(slot_bytes, error)
 
     def _warn_of_page_locking(self, slot_bytes: int, error: int) -> None:
         """Warn that CUDA could not page-lock a slot. No other slot is page-locked afterwards."""
@@ -300,34 +303,21 @@ class Ring:
             stacklevel=2,
         )
 
-    def free_after(self, slot: Slot | SlotsOfBatch, event: Event) -> None:
-        """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed. Does not wait."""
-        # The slot is appended first. After an interrupt between the two lines, slots are freed too late, but never too early.
-        self._slots.append(slot)
-        self._events.append(event)
+    def free_after(self, slots: Slots, event: Event) -> None:
+        """Keep slots in use until ``event``, which was recorded after the copy from them, has passed. Does not wait."""
+        self._copies.append((event, slots.objects))
 
     def free_read_slots(self) -> None:
-        """Drop the ``Slot`` of each slot whose copy has ended, which frees the slot. Does not wait."""
-        while self._events and self._events[0].query():
-            self._events.popleft()
-            self._slots.popleft()
-        if not self._events:  # after an interrupt, a slot without an event may be left over
-            self._slots.clear()
-
-    def free(self, number: tuple[int, int]) -> None:
-        """Give the slot ``number``, (generation, slot), back to its worker."""
-        if os.getpid() != self._process:
-            return  # in a forked child, which must not free slots of its parent
-        self.slots_in_use.discard(number)
-        self.memory.map[self.memory.flag_at(*number)] = 0
+        """Drop the objects of each batch whose copy has ended, which frees its slots. Does not wait."""
+        while self._copies and self._copies[0][0].query():
+            self._copies.popleft()
 
     def close(self) -> None:
         """Wait for copies from slots, then end the page-locking of all slots. Idempotent."""
         _end_page_locking(*self._end_page_locking_arguments)
-        self._slots.clear()
 
 
-def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLockedSlots, events: deque[Event]) -> None:
+def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLockedSlots, copies: Copies) -> None:
     """End the page-locking of all slots, after copies from them. After an error or an interrupt, another call continues.
 
     A function, not a method, because it also runs as the finaliser of the ring. It does nothing in other processes than
@@ -337,17 +327,17 @@ def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLocke
         return
     # Errors are suppressed: when the interpreter ends, the CUDA context may have ended, and page-locking with it.
     with suppress(Exception):
-        while events:
-            events[0].synchronize()
-            events.popleft()
-        if _end_page_locking_of(memory, page_locked_slots, list(page_locked_slots)):
+        while copies:
+            copies[0][0].synchronize()
+            copies.popleft()
+        if _end_page_locking_of(page_locked_slots, list(page_locked_slots)):
             _page_locked_memories.pop(memory.key, None)
 
 
-def _end_page_locking_of(memory: Memory, page_locked_slots: PageLockedSlots, slots: Sequence[tuple[int, int]]) -> bool:
+def _end_page_locking_of(page_locked_slots: PageLockedSlots, slots: Sequence[tuple[int, int]]) -> bool:
     """End the page-locking of ``slots``. Return whether none of them is page-locked any more."""
     for slot in slots:
-        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + page_locked_slots[slot][0]))
+        error = int(torch.cuda.cudart().cudaHostUnregister(page_locked_slots[slot][0]))
         if error:
             _clear_error()
         if error in (0, _NOT_REGISTERED):  # not registered: an earlier call was interrupted after it had ended the page-locking

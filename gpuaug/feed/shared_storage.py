@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing import get_sharing_strategy, reductions
 
+from gpuaug.core.batch import cached_by_id
 from gpuaug.core.errors import GpuAugError
 
 _is_supported = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(UntypedStorage, "_new_using_fd_cpu")
@@ -50,15 +51,10 @@ def sending_memfd() -> Iterator[None]:
 
     All workers that are started in the context share one copy of a storage. Other threads wait before they enter the context.
     """
-    # ``id`` of a storage → (storage, copy). Until the context ends, because a spawned process inherits descriptors of copies.
-    copies: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}
+    in_memfd_once = cached_by_id(_in_memfd)  # keeps the copies, because a spawned process inherits their descriptors
 
     def reduce_once(storage: Any) -> Any:
-        if not _needs_copy(storage):
-            return reductions.reduce_storage(storage)
-        if id(storage) not in copies:
-            copies[id(storage)] = storage, _copied(storage)
-        return reductions.reduce_storage(copies[id(storage)][1])
+        return reductions.reduce_storage(in_memfd_once(storage))
 
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     with _lock:
@@ -100,22 +96,17 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
         ) from error
 
 
-def _needs_copy(storage: Any) -> bool:
-    """Return whether a storage must be copied to a memfd before it is sent: its memory is not shared, but can be."""
+def _in_memfd(storage: Any) -> Any:
+    """Return a copy of a storage in a memfd; ``storage`` itself if its memory is shared already, or cannot be."""
     can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
-    return bool(can_be_shared and not storage.is_shared())
-
-
-def _copied(storage: Any) -> UntypedStorage:
-    """Return a copy of a storage in a memfd."""
-    copy = _allocated(UntypedStorage, storage.nbytes())
-    copy.copy_(storage)
-    return copy
+    if not can_be_shared or storage.is_shared():
+        return storage
+    return _allocated(UntypedStorage, storage.nbytes()).copy_(storage)
 
 
 def _reduce_storage(storage: Any) -> Any:
     """Reduce a storage for pickling to the descriptor of its shared memory. Copy a storage in other memory to a memfd."""
-    return reductions.reduce_storage(_copied(storage) if _needs_copy(storage) else storage)
+    return reductions.reduce_storage(_in_memfd(storage))
 
 
 def _reduce_tensor(tensor: Tensor) -> Any:

@@ -10,7 +10,6 @@ to send an error in place of a batch that cannot be pickled.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import queues
 from typing import Any
@@ -22,7 +21,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, add_note
+from gpuaug.core.errors import add_note
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.feed.collate_members import allocate_tensor, allocating_with
 from gpuaug.feed.ring_memory import FLAGS_OFFSET, BatchInSlot, Memory, Writer, can_be_stored
@@ -51,37 +50,24 @@ class SlotCollate:
         worker = get_worker_info()
         writer = self._memory.take_slot(worker.id) if worker is not None else None
         if writer is None:
-            batch = self._collate_fn(samples)
-            return batch if self._for_loader else pack_targets(batch, allocate_tensor)
+            return self._without_slot(self._collate_fn(samples))
         try:
             with allocating_with(writer.allocate):
                 batch = _stack_into_slot(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
             is_slot_written = writer.used
-            description = describe_or_free_slot(batch, writer)
+            description = writer.describe(batch)
         except BaseException:
             writer.free()
             raise
-        if type(description) is BatchInSlot:
+        if description is not None:
             description.for_loader = self._for_loader
             return description
         # Collate again if tensors of the first result are in the slot, which has been freed.
-        batch = self._collate_fn(samples) if is_slot_written else batch
+        return self._without_slot(self._collate_fn(samples) if is_slot_written else batch)
+
+    def _without_slot(self, batch: Batch) -> Batch:
+        """Return the batch in the form in which it is sent without a slot."""
         return batch if self._for_loader else pack_targets(batch, allocate_tensor)
-
-
-def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:
-    """Copy the tensors of a batch into the slot, and return a ``BatchInSlot``.
-
-    If no tensor can be copied, free the slot, and return ``batch`` unchanged. An error frees the slot, too.
-    """
-    description = batch
-    try:
-        with suppress(ArgumentTypeError):  # a container cannot be rebuilt; the loader raises the error when it copies the batch
-            description = writer.describe(batch)
-        return description
-    finally:
-        if type(description) is not BatchInSlot:
-            writer.free()
 
 
 def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
@@ -172,13 +158,11 @@ class SendsErrors:
     Args:
         init: The user's ``worker_init_fn``, or ``None``.
         keeps_state: Whether workers send (batch, worker, state), like torchdata's workers, or the batch only.
-        memory: Memory of the ring, whose slots hold batches of workers; ``None`` without a ring.
         files: Memory for the file that each worker opened last; ``None`` without a ``timeout``.
     """
 
     init: Callable[[int], None] | None
     keeps_state: bool
-    memory: Memory | None
     files: OpenedFiles | None
 
     def __call__(self, worker: int) -> None:
@@ -193,8 +177,8 @@ class SendsErrors:
             batch = content[0] if self.keeps_state else content
             if isinstance(batch, ExceptionWrapper):
                 os._exit(1)  # the item is an error that cannot be sent. The DataLoader detects that the worker has ended
-            if type(batch) is BatchInSlot and self.memory is not None:
-                self.memory.map[self.memory.flag_at(*batch.number)] = 0  # frees the slot of the batch
+            if type(batch) is BatchInSlot:
+                batch.memory.map[batch.memory.flag_at(*batch.number)] = 0  # frees the slot of the batch
             wrapped = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker}")
             # Like put(), which this thread cannot call, but at the front: the end of the epoch may be in the queue already.
             queue._sem.acquire()

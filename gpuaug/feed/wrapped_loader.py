@@ -322,13 +322,23 @@ def begin_after(loader: Any, skip: int = 0) -> IteratorAndReader:
 
 def drop_first(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     """Return an iterator that omits the first ``count`` batches of ``iterator``. Its first ``next`` reads and drops them."""
-    return _SkippingIterator(iterator, count) if count else iterator
+    return OuterIterator(iterator, islice(iterator, count, None)) if count else iterator
 
 
 class OuterIterator(Iterator[Any]):
-    """Iterator that reads another iterator, the attribute ``inner``."""
+    """Iterator that reads another iterator.
 
-    inner: Iterator[Any]
+    Args:
+        inner: The other iterator.
+        batches: Iterator over the batches to return, which reads ``inner``.
+    """
+
+    def __init__(self, inner: Iterator[Any], batches: Iterator[Any]) -> None:
+        self.inner = inner
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        return next(self._batches)
 
 
 def inner_iterator(iterator: Any) -> Any:
@@ -336,17 +346,6 @@ def inner_iterator(iterator: Any) -> Any:
     while isinstance(iterator, OuterIterator):
         iterator = iterator.inner
     return iterator
-
-
-class _SkippingIterator(OuterIterator):
-    """Iterator that drops the first batches of another iterator."""
-
-    def __init__(self, iterator: Iterator[Any], count: int) -> None:
-        self.inner = iterator
-        self._later_batches = islice(iterator, count, None)
-
-    def __next__(self) -> Any:
-        return next(self._later_batches)
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:

@@ -17,7 +17,7 @@ from support.files.encoded import encoded
 from support.process.waiting import WAIT_S
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
-from gpuaug.core.streams import InLineLane, Lanes
+from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder as decoder_module
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoder import Decoder
@@ -122,10 +122,10 @@ def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeyp
             raise RuntimeError("CUDA error")
         return event
 
-    event = InLineLane("a lane").record_event()
+    event = Lane("a lane").record_event()
     with monkeypatch.context() as patch:
         patch.setattr(internals.nvjpeg_calls(hybrid), "card_phase", counted, raising=False)
-        patch.setattr(*((InLineLane, fails) if fails == "record_event" else (type(event), fails)), fail)
+        patch.setattr(*((Lane, fails) if fails == "record_event" else (type(event), fails)), fail)
         with pytest.raises(RuntimeError, match="CUDA error"):
             decoded()
     assert all_idle(hybrid)

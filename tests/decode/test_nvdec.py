@@ -8,7 +8,7 @@ from support.video.videos import frames, video
 from torch.utils.data import DataLoader
 
 from gpuaug import DecodeError, DecodeStage, DeviceError, GpuAugWarning, StreamedLoader, collate_encoded, read_clip
-from gpuaug.core.streams import InLineLane
+from gpuaug.core.streams import Lane
 from gpuaug.decode.clips import layout
 from gpuaug.decode.clips.layout import convert
 from gpuaug.decode.decoders import nvdec, registry
@@ -53,7 +53,7 @@ def test_sessions_stay_open_for_other_files_and_later_loaders(monkeypatch):
     for path in (first, second, first, second):
         assert apart(decoded(read_clip(path, 4))[0], frames(path)[:4]) <= MOST_APART
     assert nvdec_double.Decoder.made - before <= nvdec.SESSIONS_PER_LANE * 8
-    one = InLineLane("decode/one")
+    one = Lane("decode/one")
     opened = []
     pool = SessionPool(lambda key, stream: opened.append(key) or object(), max_sessions=2)
     keys = [SessionKey("h264", 48, width) for width in (64, 80, 96)]
@@ -61,7 +61,7 @@ def test_sessions_stay_open_for_other_files_and_later_loaders(monkeypatch):
         pool.put(keys[number], one, pool.take(keys[number], one))
     assert [key.width for key in opened] == [64, 80, 96, 80], "the least recently used one is closed"
     assert len(pool) == 2
-    other = InLineLane("decode/other")
+    other = Lane("decode/other")
     pool.put(keys[0], other, pool.take(keys[0], other))
     assert len(opened) == 5, "a session is one lane's"
 

@@ -24,7 +24,7 @@ import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.core.packed_targets import pack_targets
-from gpuaug.core.streams import InLineLane, Lanes
+from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder
 
 FILES = mixed_files()
@@ -178,7 +178,7 @@ def test_devices_without_cuda_get_images_and_clips_that_the_cpu_decodes(monkeypa
         copied.append(torch.cat([source[start : start + length] for _, start, length in parts]))
 
     monkeypatch.setattr(torch, "meta", SimpleNamespace(is_available=lambda: True), raising=False)  # in place of MPS or XPU
-    monkeypatch.setattr(InLineLane, "copy_parts", copy_parts)
+    monkeypatch.setattr(Lane, "copy_parts", copy_parts)
     clips = [(read_clip(video(), 3, start=start), 0) for start in (0, 9)]
     for encoded_files in (collate_encoded(FILES), collate_encoded(clips)[0]):
         want, got = (DecodeStage()(encoded_files, device) for device in ("cpu", "meta"))

@@ -9,6 +9,8 @@ from support.feed.poison import overwrite_freed_slots
 from support.feed.ring_cleanup import rings_here
 from support.process.waiting import WAIT_S
 
+from gpuaug.feed.ring_memory import reads_for_feed
+
 
 @pytest.fixture(autouse=True)
 def _slots_are_overwritten_when_they_are_given_back(monkeypatch):
@@ -19,6 +21,14 @@ def _slots_are_overwritten_when_they_are_given_back(monkeypatch):
 def _queues_are_as_they_were(monkeypatch):
     """What a worker does to the queues of its process, in tests that are one themselves."""
     monkeypatch.setattr(queues.Queue, "_on_queue_feeder_error", staticmethod(queues.Queue._on_queue_feeder_error))
+
+
+@pytest.fixture
+def _reads_for_feed():
+    """What this thread unpickles shares the memory of its slot, as on the thread of a feed."""
+    token = reads_for_feed.set(True)
+    yield
+    reads_for_feed.reset(token)
 
 
 RINGS_THAT_STAY = [0]

@@ -12,7 +12,7 @@ from support.feed.ring_inputs import Samples, Source, made, with_workers
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, StreamedLoader
-from gpuaug.core.streams import InLineLane
+from gpuaug.core.streams import Lane
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.ring import default_budget_bytes
 
@@ -127,7 +127,7 @@ def test_prepare_alone_page_locks_slots(monkeypatch):
     while not (pulled := take(source)).ended:
         feed.prepare(pulled)
         assert feed.pinned_bytes == sum(sizes)
-        feed.free_after(pulled, InLineLane("copy").record_event())
+        feed.free_after(pulled, Lane("copy").record_event())
         feed.free_read_slots()
     source.close()
     assert feed.pinned_bytes

@@ -20,6 +20,8 @@ from gpuaug.feed.ring import Ring
 from gpuaug.feed.ring_memory import batch_bytes
 from gpuaug.feed.worker import SlotCollate
 
+pytestmark = pytest.mark.usefixtures("_reads_for_feed")
+
 
 @pytest.fixture(autouse=True)
 def _slots_are_overwritten_when_they_are_given_back():
@@ -66,9 +68,10 @@ def test_slots_are_carved_once_a_batch_has_shown_its_size(ring):
 def test_slot_is_released_after_copy(ring):
     ring.make_room(batch())
     mark = Event()
-    got, slot = ring.batch_and_slot(sent(ring, 0, batch()))
+    got, slot = ring.receive(sent(ring, 0, batch()))
     ring.free_after(slot, mark)
-    del slot
+    assert torch.equal(got["images"], batch()["images"])
+    del got, slot
     assert sent(ring, 0, batch()) is not None  # its other slot, dropped at once
     for _ in range(3):
         ring.free_read_slots()
@@ -78,20 +81,19 @@ def test_slot_is_released_after_copy(ring):
     mark.passed = True
     ring.free_read_slots()
     assert all(ring.memory.take_slot(0) is not None for _ in range(2))
-    assert torch.equal(got["images"], batch()["images"])
 
 
 def test_slots_are_released_in_order_of_their_events(ring):
     ring.make_room(batch())
     marks = [Event(), Event()]
     for mark in marks:
-        ring.free_after(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
+        ring.free_after(ring.receive(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
     ring.free_read_slots()
-    assert len(ring.slots_in_use) == 2
+    assert len(ring.memory.slots_in_use) == 2
     marks[0].passed = True
     ring.free_read_slots()
-    assert not ring.slots_in_use
+    assert not ring.memory.slots_in_use
 
 
 def test_worker_takes_only_its_own_slots(ring):
@@ -114,14 +116,14 @@ def test_new_workers_frees_slots_of_ended_workers_but_not_held_ones(ring):
 
 def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
     ring.make_room(batch())
-    old, slot = ring.batch_and_slot(sent(ring, 0, batch()))
+    old, slot = ring.receive(sent(ring, 0, batch()))
     larger = {"images": torch.ones(2, 3, 20, 20)}
     assert ring.make_room(larger)
     assert ring.memory.newest_generation()[0] == 2
-    described = sent(ring, 0, larger)
-    assert described.number[0] == 2
+    new = sent(ring, 0, larger)
+    assert {generation for generation, _ in ring.memory.slots_in_use} == {1, 2}
     assert torch.equal(old["images"], batch()["images"])
-    del described, slot
+    del old, new, slot
     ring.free_slots_of_ended_workers()
     first, slot_bytes, each = ring.memory.generation(1)
     assert each == 0
@@ -148,17 +150,18 @@ def test_batch_larger_than_budget_gets_no_slot_and_is_warned_of_once():
 def test_close_waits_for_copies():
     ring, mark = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20), Event()
     ring.make_room(batch())
-    ring.free_after(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
+    ring.free_after(ring.receive(sent(ring, 0, batch()))[1], mark)
     ring.close()
     assert mark.waited_for
 
 
 def test_poison_overwrites_released_slot(ring, monkeypatch):
     ring.make_room(batch())
-    got, slot = ring.batch_and_slot(sent(ring, 0, batch()))
     overwrite_freed_slots(monkeypatch)
-    del slot
-    assert (got["images"].view(torch.uint8) == 0xAA).all()
+    got = sent(ring, 0, batch())
+    start = got["images"].data_ptr() - ring.memory.bytes.data_ptr()
+    del got
+    assert (ring.memory.bytes[start : start + 2400] == 0xAA).all()
 
 
 def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypatch):
@@ -170,8 +173,8 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
     assert small.make_room(batch())
     with pytest.warns(GpuAugWarning, match="because one slot takes 503808 bytes and feed_bytes is 16384"):
         small.make_room({"images": torch.zeros(100_000)})
-    _, slot = small.batch_and_slot(sent(small, 0, batch()))
-    small.page_lock(slot)
+    _, slot = small.receive(sent(small, 0, batch()))
+    small.page_lock()
     assert locked == [small.memory.generation(1)[1]]
     del slot
     small.close()
@@ -218,9 +221,9 @@ def page_lock_all(workers, budget_bytes):
     made.make_room(batch())
     slots = []
     for worker in range(workers):
-        while (described := sent(made, worker, batch())) is not None:
-            slots.append(made.batch_and_slot(described)[1])
-            made.page_lock(slots[-1])
+        while (received := sent(made, worker, batch())) is not None:
+            slots.append(made.receive(received)[1])
+            made.page_lock()
             held.append(made.pinned_bytes)
     return made, held
 
@@ -268,8 +271,8 @@ def test_page_locks_that_are_all_refused_are_warned_of_with_another_feed(page_lo
 def registered(ring, event=None):
     """The ring after one of its slots has been page-locked and read."""
     ring.make_room(batch())
-    slot = ring.batch_and_slot(sent(ring, 0, batch()))[1]
-    ring.page_lock(slot)
+    slot = ring.receive(sent(ring, 0, batch()))[1]
+    ring.page_lock()
     ring.free_after(slot, event or Event())
     return ring
 
@@ -313,7 +316,7 @@ def test_memory_stays_mapped_until_all_of_it_is_unlocked(page_locks, within, err
     with suppress(KeyboardInterrupt):
         made.close()
     memory = weakref.ref(made.memory)
-    internals.slots(made).clear()
+    internals.copies(made).clear()
     if within == "event":
         assert page_locks.locked
     assert memory() is not None
@@ -330,7 +333,7 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
     made.close()
     registered(made)
     assert page_locks.locked
-    internals.slots(made).clear()
+    internals.copies(made).clear()
     del made
     gc.collect()
     assert not page_locks.locked
@@ -339,7 +342,7 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
 def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
     made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
     page_locks.cudaHostUnregister = lambda address: 900  # a graph is being captured
-    internals.slots(made).clear()
+    internals.copies(made).clear()
     del made
     gc.collect()
     assert page_locks.locked
@@ -350,8 +353,7 @@ def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
 
 def test_older_slots_stay_until_they_are_unlocked(page_locks):
     made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
-    internals.slots(made).clear()
-    made._events.clear()
+    internals.copies(made).clear()
     made.make_room({"images": torch.zeros(4000)})
     page_locks.cudaHostUnregister = lambda address: 900
     made.release_old_generations()
@@ -366,10 +368,10 @@ def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):
     ring.make_room(batch())
     monkeypatch.setattr(worker_module, "get_worker_info", lambda: SimpleNamespace(id=0))
 
-    def refuse(self, value):
+    def refuse(value, allocate):
         raise ArgumentTypeError("a batch must be of containers that can be rebuilt, got another. Use a dict.")
 
-    monkeypatch.setattr(ring_memory.Writer, "describe", refuse)
+    monkeypatch.setattr(ring_memory, "pack_targets", refuse)
     first = SlotCollate(default_collate, ring.memory)([torch.ones(3), torch.ones(3)])
     again = SlotCollate(default_collate, ring.memory)([torch.zeros(3), torch.zeros(3)])
     assert torch.equal(first, torch.ones(2, 3))

@@ -304,7 +304,7 @@ def test_slots_of_batches_that_are_abandoned_are_free():
         next(batches)
     (ring,) = (reference() for reference in internals.rings(internals.shared(loader).feed))
     assert loader.stats().slot_batches > 0
-    assert ring.slots_in_use
+    assert ring.memory.slots_in_use
     batches.close()
     internals.shared(loader).feed.free_read_slots()
-    assert not ring.slots_in_use
+    assert not ring.memory.slots_in_use

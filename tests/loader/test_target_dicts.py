@@ -110,7 +110,7 @@ def test_host_waits_for_the_device_before_it_reads_the_number_of_boxes(monkeypat
     order = []
     counts = gpuaug.core.targets.PendingRows.counts
     monkeypatch.setattr(gpuaug.core.targets.PendingRows, "counts", lambda rows: order.append("read") or counts(rows))
-    passed = type(gpuaug.core.streams._PASSED_EVENT)
+    passed = gpuaug.core.streams.Event
     monkeypatch.setattr(passed, "synchronize", lambda _: order.append("wait"))
     streamed([augment(True), gpuaug.TransformStage(gpuaug.sanitize, on=1)])
     reads = [at for at, what in enumerate(order) if what == "read"]
@@ -121,7 +121,7 @@ def test_host_waits_for_the_device_before_it_reads_the_number_of_boxes(monkeypat
 
 def test_stages_that_do_not_read_the_dicts_do_not_make_the_host_wait(monkeypatch):
     waits, before_launch = [], []
-    passed = type(gpuaug.core.streams._PASSED_EVENT)
+    passed = gpuaug.core.streams.Event
     monkeypatch.setattr(passed, "synchronize", lambda _: waits.append("wait"))
     drop = gpuaug.TransformStage(gpuaug.sanitize, on=1, name="drop")
     add_one = gpuaug.TransformStage(lambda images: before_launch.append(len(waits)) or images + 1, on=0)

@@ -1,6 +1,7 @@
 """Randomised orders of use for the double of the stream layer, and a loader over it."""
 
 import itertools
+import threading
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -154,7 +155,7 @@ def install(patch, **options):
     patch.setattr(streams, "current_device", cuda.current_device)
     patch.setattr(streams, "current_stream", lambda gpu: cuda.current_stream().cuda_stream)
     patch.setattr(streams, "_idle", defaultdict(list))
-    patch.setattr(streams, "_step_lanes", streams._StepLanes())
+    patch.setattr(streams, "_step_lanes", threading.local())
     patch.setattr(streams, "resolve", lambda device: devices.with_index(torch.device(device or "cuda")))
     patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "unsupported_reason", lambda: "the double has no page-locked memory")

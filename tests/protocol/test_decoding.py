@@ -27,6 +27,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, decoding, layout, nvjpeg
 from gpuaug.decode.decoders.base import PREPARED
+from gpuaug.feed import ring
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.ring import Ring
 from gpuaug.loader.iterator import PipelinedIterator
@@ -63,9 +64,9 @@ class Slots(Ring):
     pinned_bytes = 1000
 
     def __init__(self):
-        self._events, self._slots = deque(), deque()
+        self._copies = deque()
 
-    def page_lock(self, slot):
+    def page_lock(self):
         pass
 
     def close(self):
@@ -143,14 +144,14 @@ class Machine:
                 pulled = super()._get(block)
                 if not pulled.ended:
                     with cuda.stream(FakeStream(cuda, "worker")):
-                        pulled.slot = cuda.new("slot", 0)
+                        slot = cuda.new("slot", 0)
                         written = cuda.Event()
                         written.record()
                     with cuda.operation() as history:
                         history.learn(written)  # it has been sent, so it has been written
-                    pulled.slot.ring = machine._ring
+                    pulled.slot = ring.Slots(machine._ring, slot)
                     start, length = pulled.batch[0].data.data_ptr(), pulled.batch[0].data.nbytes
-                    machine._slot_keys[start, start + length] = pulled.slot.key
+                    machine._slot_keys[start, start + length] = slot.key
                 return pulled
 
         abandon = decoding.Decoding.abandon

@@ -28,7 +28,7 @@ from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.feed.prefetch import FeedIterator
-from gpuaug.feed.ring import Ring
+from gpuaug.feed.ring import Ring, Slots
 from gpuaug.stages import feature
 
 
@@ -409,9 +409,9 @@ class DoubleRing(Ring):
     """A ring whose slots are buffers of the double: a worker writes the next one where one was freed."""
 
     def __init__(self):
-        self._events, self._slots = deque(), deque()
+        self._copies = deque()
 
-    def page_lock(self, slot):
+    def page_lock(self):
         pass
 
     def close(self):
@@ -441,12 +441,12 @@ def test_slots_are_written_again_after_their_copy(monkeypatch, depth):
             pulled = super()._get(block)
             if not pulled.ended:
                 with cuda.stream(worker):
-                    pulled.slot = cuda.new("slot", pulled.batch)
+                    slot = cuda.new("slot", pulled.batch)
                     written = cuda.Event()
                     written.record()
                 cuda.history.learn(written)  # it has been sent, so it has been written
-                pulled.slot.ring = ring
-                pulled.batch = InSlot(cuda, pulled.slot)
+                pulled.slot = Slots(ring, slot)
+                pulled.batch = InSlot(cuda, slot)
             return pulled
 
     read_with(monkeypatch, Slotted)

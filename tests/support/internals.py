@@ -45,13 +45,13 @@ def graphs(runner):
 
 
 def page_locked_slots(ring):
-    """(offset, bytes) of the slots that are page-locked, by address."""
+    """(address, bytes) of the slots that are page-locked, by number."""
     return ring._page_locked_slots
 
 
-def slots(ring):
-    """The slots of a ring, in the order in which they were handed out."""
-    return ring._slots
+def copies(ring):
+    """(event, objects) of the batches that are copied from the slots of a ring, in order."""
+    return ring._copies
 
 
 def tensors(writer):

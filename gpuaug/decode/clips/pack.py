@@ -85,7 +85,7 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
         memory[start:end] = np.frombuffer(content, np.uint8)
         start = end
     paths = [clip.source if isinstance(clip.source, str) else "" for clip in clips]
-    return EncodedClips(data, ClipHeaders(table, paths, problems, np.array(packet_records, PACKET), pts, path))
+    return EncodedClips(data, ClipHeaders(table, paths, problems, np.array(packet_records, PACKET), pts, member=path))
 
 
 def _read_packets(clip: Clip) -> _ClipPackets:

@@ -20,9 +20,8 @@ from gpuaug.core.encoded import Format, is_among
 from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
-from gpuaug.decode.layout import Layout
+from gpuaug.decode.layout import Layout, Work
 from gpuaug.decode.nvjpeg_loops import FILE
-from gpuaug.decode.work import Work
 
 MAX_ENGINE_SIDE = 16384
 """Maximum length of a side that the JPEG engines support, in pixels."""
@@ -62,9 +61,8 @@ def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
 
     ``Hybrid`` has the same limits, and a limit of pixels.
     """
-    fits = is_among(table["sampling"], SAMPLINGS)
-    fits &= np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
-    return fits
+    fits_engines: NDArray[np.bool_] = np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
+    return fits_engines & is_among(table["sampling"], SAMPLINGS)
 
 
 class Engines(FileDecoder):

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from gpuaug import StreamedLoader
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import unpack_targets
-from gpuaug.feed import ring, ring_memory
-from gpuaug.feed.worker import SlotCollate, describe_or_free_slot
+from gpuaug.feed import ring
+from gpuaug.feed.worker import SlotCollate
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -97,7 +97,7 @@ def test_any_staged_batch_arrives_bit_for_bit(batches):
     loader.close()
 
 
-@pytest.mark.usefixtures("_every_list_of_dicts_is_packed")
+@pytest.mark.usefixtures("_every_list_of_dicts_is_packed", "_reads_for_feed")
 @settings(max_examples=25)
 @given(st.lists(NESTED, min_size=1, max_size=4), st.integers(0, 3))
 def test_any_batch_survives_describe_pickle_and_receive(batches, room):
@@ -109,15 +109,10 @@ def test_any_batch_survives_describe_pickle_and_receive(batches, room):
             writer = own.memory.take_slot(0)
             if writer is None:
                 continue
-            sent = loads(bytes(ForkingPickler.dumps(describe_or_free_slot(batch, writer))))
-            if type(sent) is ring_memory.BatchInSlot:
-                sent, slot = own.batch_and_slot(sent)
-                assert_same(unpack_targets(sent), batch)
-                del slot
-            else:
-                assert_same(unpack_targets(sent), batch)
+            sent = loads(bytes(ForkingPickler.dumps(writer.describe(batch) or batch)))
+            assert_same(unpack_targets(sent), batch)
             del sent
-        assert not own.slots_in_use
+        assert not own.memory.slots_in_use
         assert own.memory.newest_generation()[0] == 0 or own.memory.take_slot(0) is not None, "every slot is free again"
     finally:
         own.close()

@@ -50,15 +50,22 @@ def test_batches_that_another_thread_reads_are_copies():
     assert_ring_is_plain(made(InAThread), epochs=3, slots=False)
 
 
-def is_in_ring(batch, loader):
-    memory = internals.ring(loader).memory.bytes
+def is_in_ring(batch, ring):
+    memory = ring.memory.bytes
     return 0 <= batch["image"].data_ptr() - memory.data_ptr() < len(memory)
 
 
 def test_workers_of_a_second_iterator_do_not_write_into_the_ring_of_the_first():
-    with StreamedLoader(made(SideBySide, num_workers=1)(), device="cpu", feed="ring") as loader:
-        assert sum(1 for _ in loader) == COUNT + 1
-        assert {(is_in_ring(first, loader), is_in_ring(second, loader)) for first, second in loader} == {(True, False)}
+    feed = Feed(made(SideBySide, num_workers=1)(), "auto", None, torch.device("cuda", 0))
+
+    def are_in_ring():
+        source = feed.open(lambda: None, 2)
+        while not (pulled := take(source)).ended:
+            yield tuple(is_in_ring(batch, feed._ring) for batch in pulled.batch)
+
+    assert len(list(are_in_ring())) == COUNT + 1
+    assert set(are_in_ring()) == {(True, False)}
+    feed.close()
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(AsTheyAre, 1), (AtOnce, 2), (Continued, 1)])
@@ -122,23 +129,34 @@ def test_every_slot_is_free_again_after_an_epoch(kind):
             assert sum(1 for _ in loader) == count
             assert loader.stats().slot_batches - before == count
         own = internals.ring(loader)
-        until(lambda: not own.slots_in_use)
+        until(lambda: not own.memory.slots_in_use)
 
 
 def test_slot_is_in_use_as_long_as_a_part_of_its_batch():
-    with StreamedLoader(made(AsTheyAre)(), device="cpu", feed="ring") as loader:
+    parts = []
+
+    class KeepsAPart(DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                if not parts:
+                    parts.append(batch["image"][1, :, 2])
+                yield batch
+
+    with StreamedLoader(made(KeepsAPart)(), device="cpu", feed="ring") as loader:
         list(loader)
+        parts.clear()
         batches = iter(loader)
-        part = next(batches)["image"][1, :, 2]
-        want = part.clone()
+        next(batches)
+        want = parts[0].clone()
         own = internals.ring(loader)
         assert sum(1 for _ in batches) == COUNT
-        until(lambda: len(own.slots_in_use) == 1)
-        assert torch.equal(part, want)
+        until(lambda: len(own.memory.slots_in_use) == 1)
+        assert torch.equal(parts[0], want)
         list(loader)
-        assert torch.equal(part, want)
-        del part, batches
-        until(lambda: not own.slots_in_use)
+        assert torch.equal(parts[0], want)
+        del batches
+        parts[0] = None
+        until(lambda: not own.memory.slots_in_use)
 
 
 def test_batches_outlive_their_loader():
@@ -244,7 +262,7 @@ def test_batches_that_a_user_reads_from_workers_of_a_ring_are_copies(deleted):
     loader = StreamedLoader(wrapped, device="cpu", feed="ring")
     assert sum(1 for _ in loader) == len(wrapped)
     own = internals.ring(loader)
-    until(lambda: not own.slots_in_use)
+    until(lambda: not own.memory.slots_in_use)
     if deleted:
         loader.close()
         del loader, own
@@ -253,7 +271,7 @@ def test_batches_that_a_user_reads_from_workers_of_a_ring_are_copies(deleted):
     for _ in range(2):
         got = list(wrapped)
         assert_same(got, want)
-        assert deleted or not own.slots_in_use
+        assert deleted or not own.memory.slots_in_use
     if deleted:  # the workers still write into the memory of the ring
         assert_same(list(StreamedLoader(wrapped, device="cpu", feed="plain")), want)
     del wrapped.batches
@@ -322,15 +340,15 @@ def test_slots_are_in_use_until_the_copy_has_ended(monkeypatch):
             pulled.batch.clear()  # as a stage may do
         source.close()
     locked = internals.page_locked_slots(feed._ring)
-    assert feed._ring.slots_in_use == set(locked)
+    assert feed._ring.memory.slots_in_use == set(locked)
     assert len(locked) > 1
     copies[-1].passed = True
     feed.free_read_slots()
-    assert feed._ring.slots_in_use == set(locked)
+    assert feed._ring.memory.slots_in_use == set(locked)
     for copied in copies:
         copied.passed = True
     feed.free_read_slots()
-    until(lambda: not feed._ring.slots_in_use)
+    until(lambda: not feed._ring.memory.slots_in_use)
     feed.close()
 
 

@@ -2,18 +2,18 @@
 
 import os
 
-from gpuaug.feed.ring import Ring
+from gpuaug.feed.ring_memory import Memory
 
 
 def overwrite_freed_slots(monkeypatch):
     """Fill each slot with 0xAA before it is freed, in the process that reads the ring."""
-    free = Ring.free
+    free = Memory.free
 
-    def poisoned(ring, number):
+    def poisoned(memory, number):
         generation, index = number
-        start, slot_bytes, _ = ring.memory.generation(generation)
-        if os.getpid() == ring._process:
-            ring.memory.bytes[start + index * slot_bytes : start + (index + 1) * slot_bytes] = 0xAA
-        free(ring, number)
+        start, slot_bytes, _ = memory.generation(generation)
+        if os.getpid() == memory._process:
+            memory.bytes[start + index * slot_bytes : start + (index + 1) * slot_bytes] = 0xAA
+        free(memory, number)
 
-    monkeypatch.setattr(Ring, "free", poisoned)
+    monkeypatch.setattr(Memory, "free", poisoned)
