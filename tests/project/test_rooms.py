@@ -276,7 +276,7 @@ def test_kornia_is_imported_where_pipelines_are_lowered_and_measured_only():
 def test_triton_is_imported_in_its_folders_alone():
     found = {path.parent for path, tree in trees().items() if any(name.split(".")[0] == "triton" for name in imported(tree))}
     folder = PACKAGE / "fusion" / "backends" / "triton"
-    assert found == {folder, folder / "filters", folder / "tiles"}
+    assert found == {folder, folder / "filters"}
 
 
 def test_one_file_knows_of_streams_and_events():

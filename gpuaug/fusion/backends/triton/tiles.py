@@ -121,19 +121,24 @@ def tiles_kernel(
     if MODE == 2:
         cover = weights_or_cover + tl.load(row + 16) + canvas_offset
         in_region = in_region & (tl.load(cover, mask=in_region, other=0) != 0)
+    if NEAREST:
+        offset = nearest_y[:, None] * row_stride + nearest_x[None, :] * pixel_stride
+    else:
+        line_0 = y_0[:, None] * row_stride
+        line_1 = y_1[:, None] * row_stride
+        column_0 = x_0[None, :] * pixel_stride
+        column_1 = x_1[None, :] * pixel_stride
+        offset_00, offset_01 = line_0 + column_0, line_0 + column_1
+        offset_10, offset_11 = line_1 + column_0, line_1 + column_1
     for channel in tl.static_range(CHANNELS):
         address = image_start + channel * channel_stride
         if NEAREST:
-            value = tl.load(address + nearest_y[:, None] * row_stride + nearest_x[None, :] * pixel_stride, mask=inside, other=0)
+            value = tl.load(address + offset, mask=inside, other=0)
         else:
-            line_0 = address + y_0[:, None] * row_stride
-            line_1 = address + y_1[:, None] * row_stride
-            column_0 = x_0[None, :] * pixel_stride
-            column_1 = x_1[None, :] * pixel_stride
-            v_00 = tl.load(line_0 + column_0, mask=inside, other=0).to(tl.float32)
-            v_01 = tl.load(line_0 + column_1, mask=inside, other=0).to(tl.float32)
-            v_10 = tl.load(line_1 + column_0, mask=inside, other=0).to(tl.float32)
-            v_11 = tl.load(line_1 + column_1, mask=inside, other=0).to(tl.float32)
+            v_00 = tl.load(address + offset_00, mask=inside).to(tl.float32)
+            v_01 = tl.load(address + offset_01, mask=inside).to(tl.float32)
+            v_10 = tl.load(address + offset_10, mask=inside).to(tl.float32)
+            v_11 = tl.load(address + offset_11, mask=inside).to(tl.float32)
             v_0 = v_00 + (v_01 - v_00) * weight_x[None, :]
             v_1 = v_10 + (v_11 - v_10) * weight_x[None, :]
             value = tl.where(inside, v_0 + (v_1 - v_0) * weight_y[:, None], FILL)
