@@ -48,8 +48,6 @@ class Pools:
         """Threads that each start the decoders of one batch, and wait for them."""
         self.card = ThreadPoolExecutor(1, "gpuaug-decode-card")
         """Thread that calls the JPEG engines. One, because the calls must not overlap."""
-        self.card_requests: SimpleQueue[Any] = SimpleQueue()
-        """Batches that wait for the JPEG engines, ``engines.Request``. Each has one task of ``card``."""
         self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
         """Threads that decode images and clips on the CPU, or run the CPU's part of decoding on the card."""
         self.clips = ThreadPoolExecutor(MAX_SESSIONS, "gpuaug-decode-nvdec")
