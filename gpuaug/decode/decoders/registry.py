@@ -178,16 +178,15 @@ def _create_nvdec(decoder_type: type[nvdec.NvDec], device: torch.device) -> File
 
 
 def _report_absence(content: str, backend: Backend, decoders: DecodersByName) -> None:
-    """Warn that no decoder of the card is used, or raise an error if ``backend`` names one. No warning on other devices.
+    """Warn if no decoder of the card can be used, or raise an error if ``backend`` names one. No warning on other devices.
 
     Args:
         content: ``"images"`` or ``"clips"``, for the message.
         backend: Argument of the stage, which may name one of the decoders.
-        decoders: Decoders of the card. If all are missing, the last could have decoded the files of the others, too.
+        decoders: Decoders of the card. The last can decode the files of the others, too, so the message has its reason.
     """
-    for name, absence in reversed([*decoders.items()]):
-        if not isinstance(absence, Absence):
-            return
+    absences = [(name, decoder) for name, decoder in decoders.items() if isinstance(decoder, Absence)]
+    for name, absence in reversed(absences) if len(absences) == len(decoders) else ():
         reason = absence.words
         if name == backend:
             raise DeviceError(
