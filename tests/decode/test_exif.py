@@ -122,6 +122,20 @@ def test_damaged_exif_is_no_reason_to_refuse_a_file(damaged):
             assert np.array_equal(image.permute(1, 2, 0).numpy(), by_pil(data, upright=False)), name
 
 
+@pytest.mark.parametrize("form", [1, 2, 7])
+def test_an_orientation_that_is_no_number_and_behind_the_end_is_none(form):
+    """The other tags of a TIFF are read."""
+    data = bytearray(exif_files.encoded("TIFF", 5, 9))
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    entry = struct.pack("<HHII", 274, form, 20, 10**6)
+    entries = [data[start : start + 12] for start in range(directory + 2, directory + 2 + 12 * count, 12)]
+    struct.pack_into("<I", data, 4, len(data))
+    data += struct.pack("<H", count + 1) + b"".join(sorted([*entries, entry], key=lambda each: each[1::-1])) + bytes(4)
+    assert parse(bytes(data))[:2] == (5, 9)
+    assert reader.orientation(b"II*\0" + struct.pack("<IH", 8, 1) + entry + bytes(4), xmp(6)) == 1
+
+
 def test_exif_between_the_frames_of_an_animation_is_of_no_frame_that_is_decoded():
     frames = [PIL.Image.new("RGB", (9, 5), colour) for colour in ("red", "blue")]
     packed = io.BytesIO()

@@ -132,7 +132,8 @@ def _page(
             (value_position,) = struct.unpack_from(order + word, data, value_position)
         if tag == ORIENTATION:
             if tag not in values_of and size:  # as in PIL, which ignores unknown types, and reads the first
-                values_of[tag] = (_number(data, order + _ORIENTATION_FORMATS.get(type_, ""), value_position),)
+                format_ = _ORIENTATION_FORMATS.get(type_, "")
+                values_of[tag] = (_number(data, order + format_, value_position) if format_ else 0,)
             continue
         if tag in values_of:
             raise LimitError(f"its tag {tag} is repeated")
@@ -147,6 +148,6 @@ def _page(
 
 
 def _number(data: memoryview, format_: str, position: int) -> float:
-    """Return the number or fraction at ``position``; 0 if the divisor is 0, or ``format_`` has no number."""
-    number, divisor, *_ = (*struct.unpack_from(format_, data, position), 1, 0)  # 1: divisor of a number; 1 and 0: no number
+    """Return the number or fraction at ``position``; 0 if the divisor is 0."""
+    number, divisor, *_ = (*struct.unpack_from(format_, data, position), 1)  # 1: divisor of a number that is not a fraction
     return number / divisor if divisor else 0
