@@ -123,7 +123,7 @@ def _pack_files(images: Sequence[Any], path: str) -> Encoded:
         zip(sources, starts, lengths, padded_lengths, strict=True)
     ):
         end = start + length
-        problem = problems.get(index, "")
+        problem = problems.pop(index, "")  # added again below, so that the problems are in the order of the images
         if content is not None and not problem:
             buffer[start:end] = content
         elif not problem:

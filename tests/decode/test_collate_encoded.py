@@ -235,6 +235,11 @@ def test_a_file_larger_than_any_image_is_not_read(tmp_path, paths, monkeypatch):
     assert batch.headers.problems == {1: f"its {len(FILES[0]) + 1} bytes exceed the limit of {len(FILES[0])} bytes"}
 
 
+def test_problems_are_in_the_order_of_the_images(tmp_path):
+    """Errors name the first."""
+    assert [*collate_encoded([b"no image", tmp_path / "missing.jpg", b""]).headers.problems] == [0, 1, 2]
+
+
 def with_other_sizes(samples, sizes, monkeypatch):
     """The batch, if files had these sizes, by their path, when they were asked for."""
     asked = os.stat
