@@ -127,8 +127,8 @@ def test_each_backend_finds_the_decoders_of_a_card(wheels, monkeypatch, caplog, 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if wanted[backend] is None:
-            reason = {"engines": rf"the card has no JPEG engines \({status}\)", "hybrid": r"nvJPEG cannot be set up \("}[backend]
-            with pytest.raises(DeviceError, match=f"got '{backend}': {reason}"):
+            reasons = {"engines": rf"the card has no JPEG engines \({status}\)", "hybrid": r"nvJPEG cannot be set up \("}
+            with pytest.raises(DeviceError, match=f"got '{backend}': {reasons[backend]}"):
                 registry.find(backend, CARD)
         else:
             assert names(registry.find(backend, CARD)) == [*wanted[backend], "cpu"]
