@@ -179,10 +179,19 @@ def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):
         path = tmp_path / f"{number}.mp4"
         path.write_bytes(Path(video()).read_bytes())
         assert np.array_equal(decoded(read_clip(path, 2))[0], frames(video())[:2])
-    assert sum(idle._container is not None for idle in VIDEOS.idle_videos.values()) == MAX_OPEN
+    assert len(VIDEOS.idle_videos) == MAX_OPEN
     other = video(name="second.mp4", seed=1)
     path.write_bytes(Path(other).read_bytes())
     assert np.array_equal(decoded(read_clip(path, 2))[0], frames(other)[:2])
+
+
+def test_threads_that_use_a_video_at_the_same_time_share_its_index(tmp_path):
+    path = tmp_path / "one.mp4"
+    path.write_bytes(Path(video()).read_bytes())
+    decoded(read_clip(path, 2))
+    with VIDEOS.opened(str(path)) as one, VIDEOS.opened(str(path)) as other:
+        assert one is not other
+        assert one.index is other.index
 
 
 def test_several_clips_of_a_video_and_another_camera():

@@ -23,23 +23,23 @@ from gpuaug.decode.limits import LimitError
 from gpuaug.feed.worker import READ_EVENT
 
 MAX_INDICES = 1024
-"""Maximum number of idle videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
+"""Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
 
 MAX_OPEN = 8
 """Maximum number of idle videos that a process keeps open."""
 
 
 class Videos:
-    """Least-recently-used cache of the videos of a process. The most recently used ones are open.
+    """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos that are idle.
 
-    A video that a thread is using is not in the cache. A forked process does not use the videos of its parent, because the
-    files of both processes share one read position. It does not close these videos either, because closing may wait for threads
-    of the parent's decoders.
+    A video is idle if no thread is using it. Threads that use the same video at the same time open it once each, and share its
+    index. A forked process does not use the open videos of its parent, because the files of both processes share one read
+    position. It does not close these videos either, because closing may wait for threads of the parent's decoders.
     """
 
     def __init__(self) -> None:
         self.idle_videos: OrderedDict[tuple[Any, ...], Video] = OrderedDict()
-        """(path, size, time of the last change) of a file → video that no thread is using."""
+        """(path, size, time of the last change) of a file → open video that no thread is using."""
         self._inherited_videos: list[OrderedDict[tuple[Any, ...], Video]] = []
         """Idle videos of the parent processes of a forked process. Referenced here, because freeing them would close them."""
         self._reset()
@@ -48,6 +48,7 @@ class Videos:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
+        self._indices: OrderedDict[tuple[Any, ...], Index] = OrderedDict()
         self._inherited_videos.append(self.idle_videos)
         self.idle_videos = OrderedDict()
 
@@ -72,29 +73,30 @@ class Videos:
                 status = os.stat(source)
                 key = (source, status.st_size, status.st_mtime_ns)
             with self._lock:
-                video = self.idle_videos.pop(key, None) or Video(source)
+                video = self.idle_videos.pop(key, None) or Video(source, self._indices.get(key))
             try:
                 yield video
             except BaseException:
                 video.close()
                 raise
-            finally:
-                self._keep(key, video)
+            self._keep(key, video)
         except av.error.FFmpegError as error:
             raise VideoError(f"FFmpeg says: {error.strerror or error}") from None
         except (OSError, ValueError, LimitError, OverflowError, MemoryError) as error:
             raise VideoError(file_problem(error)) from None
 
     def _keep(self, key: tuple[Any, ...], video: "Video") -> None:
-        """Add a video to the cache, and close or remove the least recently used ones if there are too many."""
+        """Add a video and its index to the caches, and remove the least recently used ones if there are too many."""
         with self._lock:
             # Videos in memory have no key. Another thread may have read the same video.
             if not key or self.idle_videos.setdefault(key, video) is not video:
                 video.close()
-            for surplus in itertools.islice(reversed(self.idle_videos.values()), MAX_OPEN, MAX_OPEN + 1):
-                surplus.close()
-            if len(self.idle_videos) > MAX_INDICES:
-                self.idle_videos.popitem(last=False)
+            if key:
+                self._indices[key] = self._indices.pop(key, video.index)  # moved to the end
+            if len(self._indices) > MAX_INDICES:
+                self._indices.popitem(last=False)
+            if len(self.idle_videos) > MAX_OPEN:
+                self.idle_videos.popitem(last=False)[1].close()
 
 
 class Video:
@@ -102,21 +104,20 @@ class Video:
 
     Args:
         source: Path of the video, or its bytes.
+        index: Index of the video; ``None`` to create it from the packets when it is needed.
     """
 
-    def __init__(self, source: str | bytes | memoryview) -> None:
-        self._source = source
-        self._index: Index | None = None
+    def __init__(self, source: str | bytes | memoryview, index: Index | None) -> None:
+        self._source, self._index = source, index
         self._file: BinaryIO | None = None
         self._container: Any = None
 
     def close(self) -> None:
-        """Close the container and its file. They are opened again when packets are read."""
+        """Close the container and its file."""
         if self._container is not None:
             self._container.close()
         if self._file is not None:
             self._file.close()
-        self._container = self._file = None
 
     def _open(self) -> Any:
         """Open the file again, and return the container at its beginning.
@@ -132,7 +133,7 @@ class Video:
 
     @property
     def index(self) -> Index:
-        """Index of the video. The first access reads all packets."""
+        """Index of the video. The first access reads all packets, unless the index was passed."""
         if self._index is None:
             self._index = read_index(self._open(), open_again=self._open)
         return self._index
