@@ -45,7 +45,7 @@ Package code never sets it.
 """
 
 LAYOUTS: dict[type[Encoded], type[BatchLayout]] = {Encoded: Layout, EncodedClips: ClipLayout}
-"""Layout of each type of member."""
+"""Layout of each type of member. Subclasses of ``Encoded`` that users define have the layout of images."""
 
 
 class Decoder:
@@ -115,7 +115,7 @@ class Decoder:
             undecodable: Indices of images that cannot be decoded.
             windows: Function that returns the windows to decode; ``None`` to decode whole images.
         """
-        decoders, layout_type = self.decoders_of(type(encoded)), LAYOUTS[type(encoded)]
+        decoders, layout_type = self.decoders_of(type(encoded)), LAYOUTS.get(type(encoded), Layout)
         layout = layout_type(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
         data = self._allocate_on_device(layout.length, layout.dtype)
         raw = self._allocate_on_device(layout.raw_length) if layout.raw_length else None

@@ -27,7 +27,7 @@ from gpuaug.core.streams import Event
 from gpuaug.decode.decoder import LAYOUTS, Decoder
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.hints import DecodedMember
-from gpuaug.decode.layout import BatchLayout, WindowsOf, Work, source_indices
+from gpuaug.decode.layout import BatchLayout, Layout, WindowsOf, Work, source_indices
 from gpuaug.decode.members import map_instances, with_samples_from
 from gpuaug.stages.base import DecodedSamples
 
@@ -125,7 +125,7 @@ class Decoding:
         If this ``Decoding`` has replaced samples, the number in ``earlier`` has changed, and the change is counted here.
         """
         for member in encoded:
-            self._add_problems(member, LAYOUTS[type(member)].problems(member.headers, decoder.options))
+            self._add_problems(member, LAYOUTS.get(type(member), Layout).problems(member.headers, decoder.options))
         self._start()
 
     @property

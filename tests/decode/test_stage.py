@@ -74,6 +74,15 @@ def test_packed_targets_in_any_batch_that_a_stage_reads(make, container):
     assert not stage.reads_pending(packed)
 
 
+def test_images_in_a_subclass_of_a_user_are_decoded():
+    class Photos(gpuaug.Encoded):
+        pass
+
+    files = collate_encoded(FILES[:2])
+    for image, wanted in zip(*(DecodeStage()(each, "cpu") for each in (Photos(files.data, files.headers), files)), strict=True):
+        assert torch.equal(image, wanted)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("locks", [True, False])
 def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch, locks):
