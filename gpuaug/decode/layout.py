@@ -138,7 +138,7 @@ class BatchLayout:
     def problems(headers: Headers, options: Options) -> dict[int, str]:
         """Return index → reason for each image or clip that cannot be decoded according to its header and the options.
 
-        Here: files that cannot be read, or have more pixels than ``max_pixels``.
+        This base class reports files that cannot be read, or have more pixels than ``max_pixels``.
         """
         reasons = dict(headers.problems)
         pixels = headers.table["height"].astype(np.int64) * headers.table["width"]

@@ -387,7 +387,7 @@ def enter(device: torch.device) -> None:
     """Prepare this thread for CUDA calls of any library on ``device``, even while another thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
-        # Its calls are then allowed, and do not become part of the graph.
+        # CUDA calls of this thread are then allowed, and do not become part of the graph.
         _cuda_runtime().cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
         _thread.device = device
 

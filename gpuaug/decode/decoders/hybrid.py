@@ -318,12 +318,12 @@ class _Pool:
 
 
 class _Call(NamedTuple):
-    """Images for which one call has run the host phases, or that no call gets, after an error or in an abandoned batch."""
+    """Images whose host phases one call has run, or which were skipped, after an error or in an abandoned batch."""
 
     file_indices: list[int]
     """(n,) indices into ``_Batch.files``."""
     states: list[nvjpeg.PhasedState]
-    """(n,) states in use; empty without a call."""
+    """(n,) states in use; empty if the images were skipped."""
     outcomes: Sequence[str | BaseException]
     """(n,) results, as ``PhasedDecoder.host_phases`` returns them; empty for an abandoned batch."""
 

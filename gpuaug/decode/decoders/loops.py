@@ -54,7 +54,7 @@ LIBSPNG = (
     "imagecodecs._spng",
     ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr", "spng_decode_image"),
 )
-"""Module with libspng, a decoder of PNGs, and names of functions. imagecodecs links it statically; on Linux it exports them."""
+"""Module of imagecodecs that contains libspng, a decoder of PNGs, and names of functions that the module exports on Linux."""
 
 LIBWEBP = (
     "PIL._webp",

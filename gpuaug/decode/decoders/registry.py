@@ -43,9 +43,9 @@ class Absence:
     """Reason why a decoder is not used."""
 
     words: str
-    """Reason as a clause for messages, after "because" or a colon."""
+    """Reason as a clause for messages, after "because" or a colon. A sentence with advice may follow."""
     advice: str = ""
-    """What a user can do about it, without a period; empty if the user's arguments are the reason."""
+    """Advice for a warning, without a period; empty if no warning is raised, such as for a device that the user has chosen."""
 
     @property
     def description(self) -> str:

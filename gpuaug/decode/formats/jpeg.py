@@ -199,7 +199,7 @@ def simplejpeg() -> Any:
 def _fits_simplejpeg(file: NDArray[np.uint8], info: ImageInfo) -> bool:
     """Return whether simplejpeg reads the size and channels of ``info``. If not, it could write beyond the end of its buffer.
 
-    It could also do so for a lossless JPEG that is to be downsampled, but ``Layout`` does not downsample lossless JPEGs.
+    simplejpeg would also write beyond the end of the buffer if it downsampled a lossless JPEG. ``Layout`` never requests this.
     """
     try:
         height, width, colorspace, _ = simplejpeg().decode_jpeg_header(file.data)  # 1.3 µs
@@ -221,7 +221,7 @@ def _decode(file: NDArray[np.uint8], _layout: Layout, info: ImageInfo, buffer: N
     try:
         # Without strict=True, simplejpeg reports an error that follows a warning as a warning only, and leaves the buffer
         # unwritten. With strict=True it raises for warnings, too. PIL then decodes the file, and raises only for errors.
-        # It downsamples to the smallest size that has at least the sides ``height`` and ``width``.
+        # simplejpeg downsamples to the smallest size that has at least the sides ``height`` and ``width``.
         pixels: NDArray[np.uint8] = simplejpeg().decode_jpeg(
             file.data, "RGB" if channels == 3 else "GRAY", min_height=height, min_width=width, buffer=buffer, strict=True
         )
