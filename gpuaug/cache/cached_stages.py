@@ -14,7 +14,7 @@ import logging
 import shutil
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import last_shard_number
 from gpuaug.cache.inputs import inputs_of_rows
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
-from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, unpacked, without, written_members
+from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
 from gpuaug.cache.shards import RowBlock, required_safetensors
 from gpuaug.core import batch as batches
@@ -197,7 +197,7 @@ class CachedEpoch:
         other_members = without(batch_with_images, image_names)
         if any(map(has_varying_shape, columns)):  # tensors of target dicts
             other_members = unpack_targets(other_members)
-        return batch_of(other_members, unpacked(columns, headers.shapes)), None, len(self.stages)
+        return batch_of(other_members, columns, headers), None, len(self.stages)
 
     def _check_decoders(self, batch: Batch) -> None:
         """Check that the cached stages decode all images and no clips. Later stages find no images if rows are read.
@@ -335,12 +335,7 @@ class CachedBatch:
             before = unpack_targets(without(self.before, self.image_names))
             is_computed = headers.missing.copy()
             is_computed[self.replaced_samples] = True  # a row belongs to the original sample, not to its replacement
-            columns = unpacked(self.columns, headers.shapes)
-            for name, values in columns.items():
-                samples = zip(values, stored[name], is_computed, strict=True)
-                parts = [of_stages if take else of_row for of_row, of_stages, take in samples]
-                columns[name] = parts if has_varying_shape(name) else torch.stack(parts)
-            result = batch_of(before, columns)
+            result = batch_of(before, self.columns, replace(headers, missing=is_computed), unpack_targets(after))
         self._record(stored, lane)
         return result
 

@@ -84,7 +84,8 @@ class Index:
         # another rank has written the row of an earlier epoch, it encodes the sample again. ``find`` returns the first of these
         # rows. In this order, it is the row of the earliest epoch, as if that row had been written in time.
         self._shards.sort(key=lambda shard: shard.epoch)
-        ids = np.concatenate([np.empty((0, 3), np.int64), *(shard.ids for shard in self._shards)])
+        # Rows of an earlier release, which are only counted, have ids of more integers.
+        ids = np.concatenate([shard.ids for shard in self._shards] or [np.empty((0, 3), np.int64)])
         lengths = [len(shard.ids) for shard in self._shards]
         shard_of_row = np.repeat(np.arange(len(lengths)), lengths)
         first_rows = np.cumsum(lengths) - lengths  # index, among the rows of all shards, of the first row of each shard

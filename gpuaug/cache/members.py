@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import has_varying_shape, split
+from gpuaug.core.encoded import RowHeaders, has_varying_shape, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
@@ -150,38 +150,48 @@ def _refusal(name: str, value: Any) -> ArgumentTypeError:
     )
 
 
-def unpacked(columns: Mapping[str, Tensor], shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-    """Return the columns of ``Rows``, with a list of B tensors in place of a flat tensor of varying shape."""
-    return {name: split(values, shapes[name]) if name in shapes else values for name, values in columns.items()}
-
-
-def batch_of(live: Batch, columns: Mapping[str, Any]) -> Batch:
-    """Return a batch with the rows of the cache in its members.
+def batch_of(live: Batch, columns: Mapping[str, Tensor], headers: RowHeaders, computed: Batch = None) -> Batch:
+    """Return a batch with the rows of the cache in its members, or for some samples the results of the stages.
 
     Args:
         live: The batch of the data set in this epoch, without its images; ``None`` if the batch was the images.
-        columns: Name of a column → (B, …) tensor, or list of B tensors if the shape varies.
+        columns: Columns of the rows that were read (``Rows.columns``).
+        headers: Description of the rows. Samples whose rows are ``missing`` are taken from ``computed``.
+        computed: The batch after the stages; ``None`` if all rows were read, so that no stage has run.
     """
     # ``columns`` has names as text. A member that the stages have added is not in ``names``: its name is text, or an index.
     names = {} if live is None else {str(name): name for name in batches.member_names(live)}
-    members: dict[str, Any] = {}
+    is_indexed = isinstance(live, list | tuple) and not batches.is_namedtuple(live)
+    members: dict[Any, Any] = {}
     for column, values in columns.items():
-        name, _, key = parts_of_column(column)
+        text, _, key = parts_of_column(column)
+        name = names.get(text, int(text) if is_indexed else text)
         if has_varying_shape(column):
             # A list of target dicts: the row has the tensors. The other values of a dict are from the data set, in this epoch.
             if name not in members:
-                live_targets = batches.member(live, names[name]) if name in names else [{}] * len(values)
+                live_targets = batches.member(live, name) if text in names else [{}] * len(headers.missing)
                 members[name] = list(map(dict, live_targets))
-            for target, part in zip(members[name], values, strict=True):
+            for target, part in zip(members[name], split(values, headers.shapes[column]), strict=True):
                 target[key] = part
         elif key:
             members.setdefault(name, {})[key] = values
         else:
             members[name] = values
-    if live is None:
-        return members[WHOLE]
-    is_indexed = isinstance(live, list | tuple) and not batches.is_namedtuple(live)
-    return batches.replace(live, {names.get(name, int(name) if is_indexed else name): members[name] for name in members})
+    if computed is not None:
+        of_stages = {name: computed if live is None else batches.member(computed, name) for name in members}
+        members = {name: _joined(value, of_stages[name], headers.missing) for name, value in members.items()}
+    return members[WHOLE] if live is None else batches.replace(live, members)
+
+
+def _joined(of_rows: Any, of_stages: Any, is_computed: NDArray[np.bool_]) -> Any:
+    """Return a member with the parts of ``of_stages`` for computed samples, and of ``of_rows`` for the others.
+
+    Of a list, these are target dicts with all their values; of a tensor, or a dict of tensors, elements of the first axis.
+    """
+    if isinstance(of_rows, dict):
+        return {key: _joined(value, of_stages[key], is_computed) for key, value in of_rows.items()}
+    parts = [computed if take else row for row, computed, take in zip(of_rows, of_stages, is_computed, strict=True)]
+    return parts if isinstance(of_rows, list) else torch.stack(parts)
 
 
 def without(batch: Batch, names: Collection[Any] | None) -> Batch:

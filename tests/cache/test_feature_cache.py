@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.cache.cached_loaders import (
@@ -29,6 +30,9 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import gpuaug
 from gpuaug import ArgumentError, FeatureCache, GpuAugWarning, cli
+from gpuaug.cache.dataset import view_folder
+from gpuaug.cache.key import write_key
+from gpuaug.cache.shards import SUFFIX, RowBlock, write_file
 from gpuaug.core.errors import IteratorEndedError
 
 
@@ -365,6 +369,14 @@ def test_the_size_is_logged_and_printed(paths, tmp_path, caplog):
     assert "The feature cache in" in caplog.text
     assert f"view 0: {COUNT} rows" in str(cache)
     assert cache.key in str(cache)
+
+
+def test_rows_of_an_earlier_release_are_counted(tmp_path):
+    folder = view_folder(tmp_path, "0" * 16, 0)
+    write_key(folder.parent, {})
+    rows = RowBlock(folder, 0, np.zeros((1, 5), np.int64), ["a.jpg"], (), {"latents": torch.ones(1, 2)}, {})
+    write_file(folder / f"000001-0-0{SUFFIX}", rows.shard_content())
+    assert "view 0: 1 rows" in str(FeatureCache(tmp_path))
 
 
 @pytest.mark.slow

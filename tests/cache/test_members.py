@@ -68,6 +68,48 @@ def test_targets_that_moved_with_the_image_are_stored(paths, tmp_path):
             torch.testing.assert_close(target["boxes"], expected[view][label]["boxes"], rtol=0, atol=0)
 
 
+def test_a_sample_without_a_row_has_all_values_of_the_stages(paths, tmp_path):
+    def sample(path, index):
+        target = {"boxes": torch.ones(2, 4), "names": ["cat", "dog"], "crowd": False}
+        return {**as_dict(path, index), "target": target}
+
+    def keep_first(targets):
+        return [{"boxes": target["boxes"][:1], "names": target["names"][:1]} for target in targets]
+
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache)
+    made.insert(2, gpuaug.TransformStage(keep_first, on="target"))
+    streamed = loader(cache.wrap(Files(paths, sample)), made, shuffle=None, generator=None)
+    list(streamed)
+    os.utime(paths[1], ns=(1, 1))
+    [batch, *_] = streamed
+    assert streamed.stats().rows_read == COUNT - 1
+    assert batch["target"][1].keys() == {"boxes", "names"}
+    assert batch["target"][1]["names"] == ["cat"]
+    assert [len(target["boxes"]) for target in batch["target"]] == [1] * 4
+
+
+@pytest.mark.parametrize("member", ["label", "target"])
+def test_a_member_that_a_stage_writes_only_in_some_batches(member, paths, tmp_path):
+    def sample(path, index):
+        return {**as_dict(path, index), "target": {"scores": torch.ones(2)}}
+
+    def moved_by_9(values):
+        if len(values) == 2:
+            return values
+        return values + 9 if member == "label" else [{"scores": target["scores"] + 9} for target in values]
+
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache)
+    made.insert(2, gpuaug.TransformStage(moved_by_9, on=member))
+    wrapped = cache.wrap(Files(paths, sample), key="label")
+    list(loader(wrapped, made, batch=4, shuffle=None, generator=None))
+    os.utime(paths[1], ns=(1, 1))
+    batch = next(iter(loader(wrapped, made, batch=2, shuffle=None, generator=None)))
+    moved_values = batch["label"] if member == "label" else [target["scores"][0] for target in batch["target"]]
+    assert [int(value) for value in moved_values] == ([9, 1] if member == "label" else [10, 1])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_members_that_no_stage_writes_are_those_of_the_epoch(device, paths, tmp_path):
     epoch = [0]

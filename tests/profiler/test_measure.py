@@ -4,6 +4,7 @@ import threading
 import time
 from collections import UserDict
 from contextlib import closing
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -219,3 +220,18 @@ def test_containers_are_new_and_tensors_are_copied_where_they_are_written_to():
         tensor.add_(1)
     with torch.inference_mode():
         assert RepeatedBatch(torch.ones(2))().tolist() == RepeatedBatch([torch.ones(2)])()[0].tolist() == [1, 1]
+
+
+def test_a_repeated_batch_copies_neither_keys_nor_attributes_of_containers():
+    class Locked(dict):
+        """Mapping with an attribute that cannot be copied."""
+
+    key = object()
+    batch = Locked({key: [torch.ones(2)], "text": MappingProxyType({"caption": "a cat"})})
+    batch.lock = threading.Lock()
+    again = RepeatedBatch(batch)
+    first, second = again(), again()
+    assert first.lock is second.lock is batch.lock
+    assert first.keys() == batch.keys()
+    assert first[key] is not second[key]
+    assert first["text"] == batch["text"]
