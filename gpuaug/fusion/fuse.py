@@ -309,17 +309,17 @@ class Fused(nn.Module):
         """Run ``forward`` for a pipeline that begins with ops that combine several images of a sample, such as ``Mosaic``."""
         combination = Combination(self._program().combining, inputs, data_keys, self.options.boxes)
         program = self._program(combination.dtype)
-        size, key = combination.size, combination.plan_key
+        size, key, views = combination.size, combination.plan_key, self.options.views
         seed = next_seed() if draws is None else 0  # 0 is not used: ``draws`` replace new draws
         plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])  # see ImageKey
         if draws is None and plan is not None and key is not None and key in program.cached:
-            tables, index = self._prefetch.tables(plan, size, combination.device, has_points=key[3], seed=seed)
+            tables, index = self._prefetch.tables(plan, size, combination.device, has_points=key[3], views=views, seed=seed)
             assert isinstance(tables, HostTables)  # the combined images have one size
             op_draws = tables.draws(index, program.combining)
         else:
             if draws is None:
                 draws = program.draw(size, seed)
-            check_draws(draws, size, program.ops, 1)
+            check_draws(draws, size, program.ops, views)
             op_draws = draws._drawn
         results = combination.run(op_draws)
         if plan is not None and program.ends_with_combining:

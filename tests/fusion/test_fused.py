@@ -220,6 +220,9 @@ def test_keepdim_returns_a_single_image():
     image = photographs(1)[0]
     assert gpuaug.fuse(K.RandomHorizontalFlip(keepdim=True))(image).shape == image.shape
     assert gpuaug.fuse(K.RandomHorizontalFlip())(image).shape == (1, *image.shape)
+    flip = v2.RandomHorizontalFlip()
+    flip.keepdim = False  # means nothing to torchvision
+    assert gpuaug.fuse(flip)(image).shape == image.shape
 
 
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])

@@ -187,7 +187,8 @@ def _columns_per_box(
     """
     columns_per_box = {}
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
-    for name, column in columns_by_key.items():
+    # Boxes come first: if ``valid`` belongs to other boxes, this is the error, whatever holds as many entries as ``valid``.
+    for name, column in sorted(columns_by_key.items(), key=lambda item: item[0] not in BOXES.keys):
         lengths = _lengths(column)
         # ``lengths == counts`` is true for most columns, and takes a tenth of the time of the loop. A column may also have
         # values in only some of the dicts.

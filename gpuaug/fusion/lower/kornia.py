@@ -164,9 +164,8 @@ def warn_of_untested_version(reason: str) -> None:
     )
 
 
-# Parts of the text of each warning.
+# Part of the text of each warning.
 _COST = "on the training thread, and splits the passes there: see print(augment.explain())"
-_SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
 
 
 def warn_when_fused(ops: Sequence[Op | EagerOp], warned: set[str]) -> None:
@@ -206,7 +205,7 @@ def warn_once(op: EagerOp, warned: set[str]) -> None:
         how = "Kornia runs it, with tens of launches per batch"
     warnings.warn(
         f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
-        f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
+        f"or its setting by one listed at {DOCUMENTATION}{page}/, or ignore gpuaug.GpuAugWarning if this is intended.",
         GpuAugWarning,
         stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
     )

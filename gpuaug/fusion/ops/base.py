@@ -229,7 +229,7 @@ class Op(ABC):
     @property
     def keepdim(self) -> bool:
         """True if a single image (C, H, W) is returned without a batch dimension."""
-        return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
+        return self.package == "torchvision" or bool(getattr(self.module, "keepdim", False))
 
     def unsupported(self) -> str | None:
         """Reason why a module with these settings is not lowered, so that its library runs it; ``None`` if it is lowered."""
@@ -243,8 +243,9 @@ class Op(ABC):
         out = self.out(size)
         if out == size and (not size.ragged or out.height is size.height):
             return None
-        changed = "number of channels" if out.channels != size.channels else "size"
-        return f"with p={self.p * self.p_batch} the {changed} of the output depends on the draw"
+        where = "in a random container" if self.gates else f"with p={self.p * self.p_batch}"
+        changed = "size" if out.channels == size.channels else "number of channels"
+        return f"{where} the {changed} of the output depends on the draw"
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
         """Return (accepted numbers of channels, op or setting) for an error message; ``None`` if ``channels`` is accepted."""

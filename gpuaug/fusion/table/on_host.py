@@ -73,9 +73,9 @@ class HostTables:
             self._tables = upcoming.by_batch(table).unbind()
 
     def draws(self, index: int, ops: Sequence[Op]) -> tuple[OpDraws, ...]:
-        """Return the draws of ``ops``, which are not size-dependent, for the batch ``index``."""
-        num_samples = self._upcoming.size.batch * self._upcoming.views
-        return tuple(select_samples(self._draws_by_op[op], slice(index * num_samples, (index + 1) * num_samples)) for op in ops)
+        """Return the draws of ``ops``, which are not size-dependent, for the first view of the batch ``index``."""
+        start = index * self._upcoming.views * self._upcoming.size.batch
+        return tuple(select_samples(self._draws_by_op[op], slice(start, start + self._upcoming.size.batch)) for op in ops)
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
         """Return the complete table of a batch, (V · B, K) float32, for V views of B samples and K columns.

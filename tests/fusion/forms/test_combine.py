@@ -77,6 +77,27 @@ def prepared(batch, *transforms):
     return gpuaug.fuse(list(transforms)), images, packed
 
 
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_crops_of_combined_images_are_views(has_targets):
+    augment, images, packed = prepared(3, Mosaic(16), v2.RandomRotation(30), v2.FiveCrop(8))
+    images = [torch.randint_like(image, 256) for image in images]
+    inputs = [images, packed.unpacked()] if has_targets else [images]
+    keys = KEYS[: len(inputs)]
+    torch.manual_seed(3)
+    seeds = [next_seed() for _ in range(5)]
+    torch.manual_seed(3)
+    results = [augment(*inputs, data_keys=keys) for _ in seeds]  # all but the first are drawn ahead
+    for seed, result in zip(seeds, results, strict=True):
+        expected = augment(*inputs, data_keys=keys, draws=augment.draw((3, 3, 8, 8), seed))
+        if has_targets:
+            (result, targets), (expected, expected_targets) = result, expected
+            assert len(targets) == len(expected_targets) == 5 * 3
+            for target, other in zip(targets, expected_targets, strict=True):
+                assert_values(target["boxes"], other["boxes"])
+        assert len(result) == 5 * 3
+        assert_values(result, expected)
+
+
 @pytest.mark.parametrize("p", [1, 0.6])
 @pytest.mark.parametrize("has_targets", [False, True])
 def test_draws_ahead_are_the_draws_of_the_seeds(has_targets, p, monkeypatch):

@@ -261,6 +261,9 @@ def test_a_mask_of_another_length_than_the_boxes_is_refused(key, count):
     text = f"valid of sample 1 must be one bool for each of its 2 boxes, got {count}"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.sanitize(records)
+    named = [{"poses": [*"ab"], **records[0]}, {"poses": [*range(count)], **records[1]}]
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.sanitize(named)
     boxes = {key: torch.tensor([[0.0, 0, 2, 2], [9, 9, 9, 9]])}
     _, fused = gpuaug.fuse(v2.RandomHorizontalFlip())(torch.zeros(1, 3, 4, 4), [boxes], data_keys=["input", "targets"])
     assert len(gpuaug.sanitize(fused)[0][key]) == 1, "as the error advises"

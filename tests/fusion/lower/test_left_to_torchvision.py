@@ -82,6 +82,13 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     assert f"; left to torchvision: {type(transform).__name__}_1" in repr(augment)
 
 
+def test_a_change_of_the_number_of_channels_in_a_random_container_is_left_to_torchvision():
+    augment = gpuaug.fuse(v2.RandomApply([v2.RGB()]))
+    (line,) = augment.explain((4, 1, 32, 48)).lines
+    assert line.reason == "in a random container the number of channels of the output depends on the draw"
+    assert not augment.explain((4, 3, 32, 48)).lines[0].reason
+
+
 def test_a_transform_in_an_order_is_warned_of_once():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
         augment = gpuaug.fuse([v2.RandomOrder([v2.Lambda(torch.clone), v2.RandomInvert()]), TO_FLOAT])

@@ -45,7 +45,7 @@ def shrink_blocks():
 def check_addresses():
     """Have kernels fail that read or write past the ends of a tensor.
 
-    A block whose addresses lie in none of those that a kernel was given has them from a table, as that of masks.
+    A block whose addresses lie in none of those that a kernel was given has them from a table, as that of tiles.
     """
     ranges = []
     launch, load, store = Launch.__call__, InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
