@@ -4,10 +4,11 @@ The ring is shared, page-locked memory, divided into slots for one batch each. S
 *generation*. A worker process of a ``DataLoader`` writes a batch into a slot, and sends a *description* of the batch: the slot,
 and the positions of the tensors in it. The training process unpickles the description to a batch whose tensors share the memory
 of the slot. The slot is in use until all these tensors have been deleted, so a loader that overrides the iteration may keep
-batches. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). For
-such workers, the feed iterates a *proxy* of the user's loader, which shares the attributes of the loader, except those from
-which workers are started, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their
-iterator is an attribute of the proxy.
+batches. In place of a batch that cannot be sent, a worker sends an error (``gpuaug.feed.worker``).
+
+To start workers that collate into slots and send errors, the feed iterates a *proxy* of the user's loader. The proxy shares
+the attributes of the loader, except those from which workers are started, such as ``collate_fn``. Persistent workers that write
+into slots belong to the feed: their iterator is an attribute of the proxy.
 
 A source without workers is read on a background thread. If the first batch is not page-locked, this thread copies the later
 batches into slots (*staging*): without staging, the training thread would wait for the driver to copy from pageable memory.
