@@ -162,7 +162,7 @@ class Feed:
         begin: BeginFunction = partial(self.source.begin, start=start)
         if self._begin_with is not None:
             begin = partial(self._begin_with, begin)
-        receive: Receive | None = None  # converts what the loader returns to (batch, slot)
+        receive: Receive | None = None  # converts what the loader returns to (batch, slots)
         if ring is not None:
             receive = ring.receive if workers else partial(_receive_staged, self._staging, ring)
             receive = receive if self._uses_cuda else partial(_receive_copy, receive)
@@ -227,7 +227,7 @@ class Feed:
         return has_running_workers(self.loader) or self._ring_iterator is not None
 
     def prepare(self, pulled: Pulled) -> None:
-        """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
+        """Page-lock slots in use that are not page-locked yet. Call before the copy, on the training thread.
 
         If the first batch of a source without workers is not page-locked, later batches are copied into slots.
         """
@@ -241,7 +241,7 @@ class Feed:
                 self._staging.set()
 
     def free_after(self, pulled: Pulled, event: Event) -> None:
-        """Free the slot of a batch when ``event``, recorded after the copy of the batch, has passed. Does not wait."""
+        """Keep the slots of a batch in use until ``event``, recorded after the copy of the batch, has passed. Does not wait."""
         if pulled.slot is not None:
             pulled.slot.ring.free_after(pulled.slot, event)
             pulled.slot = None

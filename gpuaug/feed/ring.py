@@ -4,7 +4,8 @@ A *slot* holds one batch of one worker process. Without a ring, a worker of a ``
 batch, and the pin thread maps this memory and copies the batch once more; most of the time of this copy is spent in page
 faults. The ring is shared, mapped and page-locked once. A worker collates directly into a slot, and sends a description of the
 batch to the training process. The loader's copy stream reads the slot. The slot is free again when the event that was recorded
-after the copy has passed; the host queries the event without waiting.
+after the copy has passed, and all tensors that share the memory of the slot have been deleted. The host queries the event
+without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start. The file is sparse: only its written pages take memory. It
 needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. The size of the first batch is the
