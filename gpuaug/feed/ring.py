@@ -85,7 +85,8 @@ class Slots(NamedTuple):
 
     ring: "Ring"
     objects: list[Any]
-    """Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists."""
+    """Tensors of the batch, objects with a ``to`` method, and the values in these objects. The references keep the slots of the
+    tensors in use as long as this object exists."""
     has_tensors: bool = True
     """Whether a tensor of the batch is known to be in a slot. If not, a slot may still be read: the user's loader may have put
     tensors into objects whose tensors cannot be listed, or may have called their ``requires_grad_``."""
@@ -160,7 +161,8 @@ class Ring:
         # Workers write neither tensors of subclasses nor tensors inside other objects into slots: these need no larger slots.
         if outside and (not has_slots or any(id(leaf) in outside and can_be_stored(leaf) for leaf in objects)):
             self.make_room(tensors)
-        return batch, Slots(self, objects, has_slots)
+        # Only objects that the device may read: others could refer to the loader, so ``Copies`` would keep the ring forever.
+        return batch, Slots(self, [leaf for leaf in objects if type(leaf) is list or hasattr(leaf, "to")], has_slots)
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots of the size of ``batch`` if it is larger than the existing slots, and the budget suffices.
