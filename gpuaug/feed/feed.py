@@ -4,10 +4,11 @@ The ring is shared, page-locked memory, divided into slots for one batch each. S
 *generation*. A worker process of a ``DataLoader`` writes a batch into a slot, and sends a *description* of the batch: the slot,
 and the positions of the tensors in it. The training process unpickles the description to a batch whose tensors share the memory
 of the slot. The slot is in use until all these tensors have been deleted, so a loader that overrides the iteration may keep
-batches. In place of a batch that cannot be sent, it sends an error (``gpuaug.feed.worker``). For
-such workers, the feed iterates a *proxy* of the user's loader, which shares the attributes of the loader, except those from
-which workers are started, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their
-iterator is an attribute of the proxy.
+batches. In place of a batch that cannot be sent, a worker sends an error (``gpuaug.feed.worker``).
+
+To start workers that collate into slots and send errors, the feed iterates a *proxy* of the user's loader. The proxy shares
+the attributes of the loader, except those from which workers are started, such as ``collate_fn``. Persistent workers that write
+into slots belong to the feed: their iterator is an attribute of the proxy.
 
 A source without workers is read on a background thread. If the first batch is not page-locked, this thread copies the later
 batches into slots (*staging*): without staging, the training thread would wait for the driver to copy from pageable memory.
@@ -161,7 +162,7 @@ class Feed:
         begin: BeginFunction = partial(self.source.begin, start=start)
         if self._begin_with is not None:
             begin = partial(self._begin_with, begin)
-        receive: Receive | None = None  # converts what the loader returns to (batch, slot)
+        receive: Receive | None = None  # converts what the loader returns to (batch, slots)
         if ring is not None:
             receive = ring.receive if workers else partial(_receive_staged, self._staging, ring)
             receive = receive if self._uses_cuda else partial(_receive_copy, receive)
@@ -226,7 +227,7 @@ class Feed:
         return has_running_workers(self.loader) or self._ring_iterator is not None
 
     def prepare(self, pulled: Pulled) -> None:
-        """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
+        """Page-lock slots in use that are not page-locked yet. Call before the copy, on the training thread.
 
         If the first batch of a source without workers is not page-locked, later batches are copied into slots.
         """
@@ -240,7 +241,7 @@ class Feed:
                 self._staging.set()
 
     def free_after(self, pulled: Pulled, event: Event) -> None:
-        """Free the slot of a batch when ``event``, recorded after the copy of the batch, has passed. Does not wait."""
+        """Keep the slots of a batch in use until ``event``, recorded after the copy of the batch, has passed. Does not wait."""
         if pulled.slot is not None:
             pulled.slot.ring.free_after(pulled.slot, event)
             pulled.slot = None

@@ -35,8 +35,8 @@ class Pulled:
     stream: Any = None
     """Handle of the CUDA stream on which the loader has written tensors of the batch that are on the GPU."""
     slot: Any = None
-    """``Slots`` of the ring (shared, page-locked memory) that hold tensors of the batch; ``None`` for a batch without slots.
-    Deleting the object frees them."""
+    """``Slots`` of the ring (shared, page-locked memory) to keep in use until the batch was copied. Deleting the object frees
+    the slots. ``None`` without a ring; false if no tensor of the batch is known to be in a slot."""
     state: Any = None
     """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""
     start_and_end_s: tuple[float, float] = (0.0, 0.0)

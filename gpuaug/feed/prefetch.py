@@ -54,7 +54,7 @@ _SOURCE_TAKEN_OVER = (
 _CLOSED = "This iterator ended, because its loader was closed or loaded a state. Begin a new one: iter(loader)."
 
 Receive = Callable[[Any], tuple[Any, Any]]
-"""Function that converts an object from the wrapped loader to (batch, slot). A slot is page-locked memory with the batch."""
+"""Function that converts an object from the wrapped loader to (batch, slots), see ``Pulled.slot``."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -180,7 +180,7 @@ def open_feed_iterator(
     Args:
         loader: Any iterable of host batches.
         current_stream: Function that returns the handle of the calling thread's current stream.
-        receive: Function that is called on the pulling thread with each object from the loader, and returns (batch, slot).
+        receive: Function that is called on the pulling thread with each object from the loader, and returns (batch, slots).
         begin: Function that calls ``iter(loader)``, and returns the iterator and a function that reads the loader's state.
 
     Raises:

@@ -155,6 +155,7 @@ class _ReadAheadIterator(OuterIterator):
         try:
             self._next = self._read()
         except StopIteration:
+            self._batches = iter(())  # the inner iterator may begin again if it is read after its end
             self._last_state = ReadState(state, True, self._read_inner_state(True))
         except BaseException as error:  # raised by the following call of next(), after this batch was returned
             self._errors.append(error)

@@ -4,7 +4,8 @@ A *slot* holds one batch of one worker process. Without a ring, a worker of a ``
 batch, and the pin thread maps this memory and copies the batch once more; most of the time of this copy is spent in page
 faults. The ring is shared, mapped and page-locked once. A worker collates directly into a slot, and sends a description of the
 batch to the training process. The loader's copy stream reads the slot. The slot is free again when the event that was recorded
-after the copy has passed; the host queries the event without waiting.
+after the copy has passed, and all tensors that share the memory of the slot have been deleted. The host queries the event
+without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start. The file is sparse: only its written pages take memory. It
 needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. The size of the first batch is the
@@ -45,6 +46,7 @@ from gpuaug.feed.ring_memory import (
     MAX_SLOTS,
     Memory,
     batch_bytes,
+    can_be_stored,
     takes_room,
 )
 
@@ -79,11 +81,18 @@ _log = logging.getLogger("gpuaug")
 
 
 class Slots(NamedTuple):
-    """Slots to keep in use until a batch was read."""
+    """Slots to keep in use until a batch was read. True if ``has_tensors`` is true."""
 
     ring: "Ring"
     objects: list[Any]
-    """Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists."""
+    """Tensors of the batch, objects with a ``to`` method, and the values in these objects. The references keep the slots of the
+    tensors in use as long as this object exists."""
+    has_tensors: bool = True
+    """Whether a tensor of the batch is known to be in a slot. If not, a slot may still be read: the user's loader may have put
+    tensors into objects whose tensors cannot be listed, or may have called their ``requires_grad_``."""
+
+    def __bool__(self) -> bool:
+        return self.has_tensors
 
 
 class Ring:
@@ -124,8 +133,7 @@ class Ring:
     @property
     def has_writers(self) -> bool:
         """Whether worker processes that write into the slots are alive."""
-        processes = [reference() for reference in self.writers]
-        return any(process is not None and process.is_alive() for process in processes)
+        return any((process := reference()) is not None and process.is_alive() for reference in self.writers)
 
     @property
     def pinned_bytes(self) -> int:
@@ -139,19 +147,22 @@ class Ring:
         _, _, slot_bytes, count = self.memory.newest_generation()
         return f"{count * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if count else "no slots yet"
 
-    def receive(self, batch: Batch) -> tuple[Batch, "Slots | None"]:
-        """Return (batch, its slots) for a batch from the user's loader; ``None`` if no tensor of the batch is in a slot.
+    def receive(self, batch: Batch) -> tuple[Batch, Slots]:
+        """Return (batch, its slots) for a batch from the user's loader, which may have joined batches of several slots.
 
-        The user's loader may have joined batches of several slots. If a tensor does not lie in the ring, larger slots are added
-        if the batch does not fit into the existing ones.
+        If the batch is not in a slot, or the slot had no room for a tensor, larger slots are added if the batch does not fit
+        into the existing ones.
         """
         objects = [*batches.objects_to_keep((batch,))]
         tensors = [leaf for leaf in batches.leaves(objects) if takes_room(leaf) and leaf.numel()]
         start = self.memory.bytes.data_ptr()
-        are_in_slots = [start <= tensor.data_ptr() < start + self.memory.num_bytes for tensor in tensors]
-        if not all(are_in_slots):
+        outside = {id(leaf): leaf for leaf in tensors if not start <= leaf.data_ptr() < start + self.memory.num_bytes}
+        has_slots = any(id(leaf) not in outside for leaf in tensors)
+        # Workers write neither tensors of subclasses nor tensors inside other objects into slots: these need no larger slots.
+        if outside and (not has_slots or any(id(leaf) in outside and can_be_stored(leaf) for leaf in objects)):
             self.make_room(tensors)
-        return batch, Slots(self, objects) if any(are_in_slots) else None
+        # Only objects that the device may read: others could refer to the loader, so ``Copies`` would keep the ring forever.
+        return batch, Slots(self, [leaf for leaf in objects if type(leaf) is list or hasattr(leaf, "to")], has_slots)
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots of the size of ``batch`` if it is larger than the existing slots, and the budget suffices.
@@ -241,8 +252,7 @@ class Ring:
 
         Call before new workers start.
         """
-        newest_number, *_ = self.memory.newest_generation()
-        for generation in range(1, newest_number + 1):
+        for generation in range(1, self.memory.newest_generation()[0] + 1):
             slots_per_worker = self.memory.generation(generation)[2]
             for slot in range(self.workers * slots_per_worker):
                 if (generation, slot) not in self.memory.slots_in_use:
@@ -254,9 +264,8 @@ class Ring:
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)  # no slots if it was released earlier
             # A copy of the set, because another thread may be adding entries.
-            if slots_per_worker and not any(
-                used_generation == generation for used_generation, _ in self.memory.slots_in_use.copy()
-            ):
+            used_generations = {number for number, _ in self.memory.slots_in_use.copy()}
+            if slots_per_worker and generation not in used_generations:
                 num_bytes = slot_bytes * slots_per_worker * self.workers
                 old_slots = [slot for slot in self._page_locked_slots if slot[0] == generation]
                 if _end_page_locking_of(self._page_locked_slots, old_slots):
@@ -274,9 +283,8 @@ class Ring:
         for number in self.memory.slots_in_use.copy():  # a copy, because another thread may be adding entries
             if number in self._page_locked_slots or self._page_locking_failed:
                 continue
-            generation, index = number
-            start, slot_bytes, _ = self.memory.generation(generation)
-            address = self.memory.bytes.data_ptr() + start + index * slot_bytes
+            start, slot_bytes, _ = self.memory.generation(number[0])
+            address = self.memory.bytes.data_ptr() + start + number[1] * slot_bytes
             # Stored before the CUDA call: a signal handler may raise KeyboardInterrupt or an error when the call returns.
             _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
             self._page_locked_slots[number] = address, slot_bytes

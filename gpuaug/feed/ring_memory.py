@@ -207,10 +207,9 @@ class Writer:
         description = None
         try:
             with suppress(ArgumentTypeError):  # the loader raises the error about a container when it copies the batch
-                packed = pack_targets(batch, self.allocate)
-                batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe_leaf), packed)
+                described = batches.map_leaves(batches.cached_by_id(describe_leaf), pack_targets(batch, self.allocate))
                 if self.used:
-                    description = BatchInSlot(self.memory, self.number, batch_of_descriptions)
+                    description = BatchInSlot(self.memory, self.number, described)
             return description
         finally:
             if description is None:
@@ -274,11 +273,7 @@ def can_be_stored(leaf: Any) -> bool:
 
 def cloned(batch: Batch) -> Batch:
     """Return ``batch`` with copies of the tensors that can be stored in a slot."""
-
-    def clone(leaf: Any) -> Any:
-        return leaf.clone() if can_be_stored(leaf) else leaf
-
-    return batches.map_leaves(batches.cached_by_id(clone), batch)
+    return batches.map_leaves(batches.cached_by_id(lambda leaf: leaf.clone() if can_be_stored(leaf) else leaf), batch)
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Accelerate with ``StreamedLoader(accelerator.prepare(loader))``: what it counts, where it steps and what it saves."""
 
 from contextlib import nullcontext
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,28 @@ class Order(SequentialSampler):
     def __iter__(self):
         yield from super().__iter__()
         self.ended = True
+
+
+class StartsAgain(IterableDataset):
+    """A dataset that is its own iterator, and starts again when it is read after its end."""
+
+    position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position == 3:
+            self.position = 0
+            raise StopIteration
+        self.position += 1
+        return self.position
+
+
+def test_epoch_ends_although_the_dataset_would_start_again(make_accelerator):
+    loader = gpuaug.StreamedLoader(make_accelerator().prepare(DataLoader(StartsAgain(), None)), device="cpu")
+    for _ in range(2):
+        assert list(islice(loader, 10)) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("depth", [0, 2, 4])

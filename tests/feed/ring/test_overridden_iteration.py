@@ -352,6 +352,35 @@ def test_slots_are_in_use_until_the_copy_has_ended(monkeypatch):
     feed.close()
 
 
+class RequiresGrad(DataLoader):
+    """Every second batch is a tensor that requires grad."""
+
+    def __iter__(self):
+        for index, batch in enumerate(super().__iter__()):
+            yield batch.requires_grad_(index % 2 == 1)
+
+
+def test_slots_of_tensors_that_require_grad_are_in_use_until_the_copy_has_ended(monkeypatch):
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    copied = SimpleNamespace(query=lambda: False, synchronize=lambda: None)
+    feed = Feed(RequiresGrad(Made(lambda i: values(i, 100)), None, num_workers=1), "auto", None, torch.device("cuda", 0))
+    starts = set()
+    for _ in range(2):
+        source = feed.open(lambda: None, 2)
+        while not (pulled := take(source)).ended:
+            offset = pulled.batch.data_ptr() - feed._ring.memory.bytes.data_ptr()
+            feed.prepare(pulled)
+            feed.free_after(pulled, copied)
+            pulled.batch = None  # as after the copy
+            if 0 <= offset < feed._ring.memory.num_bytes:
+                assert offset not in starts, "the worker has written into a slot that is still read"
+                starts.add(offset)
+        source.close()
+    assert len(starts) > 1
+    feed.close()
+
+
 def test_slots_stay_free_of_a_forked_process():
     with StreamedLoader(made(AsTheyAre)(), device="cpu", feed="ring") as loader:
         list(loader)

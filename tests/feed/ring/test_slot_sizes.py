@@ -8,6 +8,8 @@ from support.feed.ring_equality import assert_ring_is_plain
 from support.feed.ring_inputs import Source, any_bits, made, sized, values
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader
+from torchvision.tv_tensors import Image
+from transformers import BatchEncoding
 
 from gpuaug import StreamedLoader, collate_encoded
 from gpuaug.feed.ring_memory import DATA_OFFSET, batch_bytes
@@ -50,6 +52,17 @@ def test_staged_batch_sizes_may_change(sizes, feed_bytes):
         return Source(lambda i: (any_bits(i, torch.uint8, sizes[i]), torch.tensor(i)), len(sizes))
 
     assert_ring_is_plain(make, slots=feed_bytes != 0, feed_bytes=feed_bytes)
+
+
+def test_tensors_that_are_never_in_slots_need_no_larger_slots():
+    sizes = [*range(1000, 11_000, 1000), 500_000, 600_000]
+    for kind in (Image, lambda tensor: BatchEncoding({"ids": tensor})):
+        make = made(lambda i, kind=kind: (values(i, 1000), kind(values(i, 1, sizes[i]))), len(sizes), num_workers=1)
+        with StreamedLoader(make(), device="cpu", feed="ring", feed_bytes=1 << 20) as loader:
+            list(loader)
+            before = loader.stats().slot_batches
+            assert sum(1 for _ in loader) == len(sizes)
+            assert loader.stats().slot_batches - before == len(sizes)
 
 
 def test_grown_batches_use_slots_again():

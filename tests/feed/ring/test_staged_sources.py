@@ -6,12 +6,15 @@ import weakref
 
 import pytest
 import torch
+from support import internals
 from support.feed.ring_cleanup import failure, leave_by_break
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.feed.ring_inputs import COUNT, NOT_PLACED, PLACED, Samples, Source, generator, padded, values
+from support.process.waiting import until
 from torch.utils.data import DataLoader
 
 from gpuaug import StreamedLoader
+from gpuaug.core.streams import Event
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -85,3 +88,23 @@ def test_dropped_batch_is_freed():
         assert alive <= 5, index
     gc.collect()
     assert not any(ref() is not None for ref in watched)
+
+
+class Owner:
+    """A source that is in its batches, and refers to its loader."""
+
+    def __iter__(self):
+        for index in range(COUNT):
+            yield {"image": values(index, 100), "owner": self}
+
+
+def test_ring_is_deleted_although_a_batch_refers_to_the_loader(monkeypatch):
+    monkeypatch.setattr(Event, "query", lambda _: False)  # the device has not passed the last copy
+    owner = Owner()
+    owner.loader = StreamedLoader(owner, device="cpu", feed="ring")
+    list(owner.loader)
+    list(owner.loader)
+    reference = weakref.ref(internals.ring(owner.loader))
+    del owner
+    gc.collect()
+    until(lambda: reference() is None)
