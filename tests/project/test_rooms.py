@@ -67,7 +67,7 @@ BUDGETS = {
     "cli": 297,
     "core": 1_598,
     "decode": 4_423,
-    "feed": 2_359,
+    "feed": 2_358,
     "fusion": 14_268,
     "integrations": 49,
     "loader": 1_296,
