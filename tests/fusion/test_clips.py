@@ -99,23 +99,6 @@ def test_video_sequential_draws_as_it_says(data_format, same_on_frame):
         assert len(distinct) == (4 if same_on_frame else 24)
 
 
-TORCHVISION = {
-    "v-jepa": lambda: [v2.RandomResizedCrop(16, (0.3, 1.0)), v2.RandomHorizontalFlip(), v2.RandomErasing(0.5)],
-    "colours": lambda: [v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomGrayscale(), v2.RandomSolarize(0.5)],
-    "levels": lambda: [v2.RandomAutocontrast(0.8), v2.RandomAdjustSharpness(2.0, 0.8)],
-    "blur": lambda: [v2.GaussianBlur(5), v2.RandomInvert()],
-    "warps": lambda: [v2.RandomAffine(20, (0.1, 0.1)), v2.RandomPerspective(p=1.0)],
-}
-
-
-@pytest.mark.parametrize("name", TORCHVISION)
-def test_torchvision_replays_clip_by_clip(name):
-    """Its functions take the axis of the frames, and are called once for each clip."""
-    videos = clips.clips(4, 3, 3, 20, 24, dtype=torch.float32)
-    for seed in range(3):
-        torchvision_replay.assert_replays(v2.Compose(TORCHVISION[name]()), videos, seed, atol=1e-4, share=2e-3)
-
-
 @pytest.mark.parametrize("frames", [1, 5])
 def test_a_video_comes_out_as_one(frames):
     augment = gpuaug.fuse(v2.Compose([v2.RandomCrop(16), v2.ToDtype(torch.float32, scale=True)]))

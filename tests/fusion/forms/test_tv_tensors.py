@@ -233,13 +233,3 @@ def test_masks_are_filled_by_type_outside_of_a_warp(name, dtype):
             mask = getattr(v2.functional, function)(tv_tensors.Mask(mask), **{**arguments, **fills})
         assert_values(made, mask.as_subclass(torch.Tensor), share=0.01)
     assert dtype == torch.bool or (got == fill).any()
-
-
-@pytest.mark.parametrize("first", ["outside", "inside"])
-def test_valid_refers_to_the_first_boxes_of_a_mapping(first):
-    corners = {"outside": [[0.0, 0, 4, 4]], "inside": [[6.0, 6, 12, 12]]}
-    names = sorted(corners, key=lambda name: name != first)
-    boxes = {name: tv_tensors.BoundingBoxes(corners[name], format="XYXY", canvas_size=(20, 20)) for name in names}
-    crop = gpuaug.fuse(v2.CenterCrop(10))
-    _, result = crop(torch.zeros(1, 3, 20, 20), boxes, data_keys=["input", "tv_tensors"])
-    assert result["valid"].tolist() == [first == "inside"]
