@@ -9,7 +9,6 @@ import torch
 from kornia.augmentation import auto
 from support.batches import clips
 from support.batches.pairwise import sweep
-from support.comparison import torchvision_replay
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia
 from support.comparison.values import assert_values
 from support.ops import pipelines

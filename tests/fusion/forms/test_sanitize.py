@@ -35,7 +35,7 @@ def numbered(valid, sample=0):
         "orig_size": torch.tensor([480, 640]),
         "file": "a.jpg",
         "scale": torch.tensor(0.5),
-        **({"scores": number / 1000} if sample % 2 else {}),
+        **({"scores": number.double()} if sample % 2 else {}),
     }
 
 
@@ -55,7 +55,7 @@ def test_sanitize_removes_boxes_and_what_belongs_to_them(device, valid):
             assert made[key].shape == (len(kept), *record[key].shape[1:])
             assert made[key].dtype is record[key].dtype
             entries = made[key].reshape(len(kept), record[key][:1].numel() or 1)[:, 0]
-            assert_values(entries, record[key].new_tensor(kept) if key != "scores" else torch.tensor(kept, device=device) / 1000)
+            assert_values(entries, torch.tensor(kept, device=device).to(entries.dtype))
             made[key].add_(7)  # which the values of other images do not see
         assert made["valid"].all()
         assert all(made[key] is record[key] for key in ("image_id", "orig_size", "file", "scale"))

@@ -21,6 +21,7 @@ ENDING = [
 ]
 """Of all presets for detection."""
 
+
 def sample(index):
     """An image and its target, as a dataset of torchvision's gives them."""
     height, width = 40 + 7 * index, 70 - 5 * index

@@ -374,7 +374,9 @@ ROUNDED = {
     "elastic": lambda: [v2.RandomApply([v2.ElasticTransform(60.0, 1.8, fill=(9, 99, 255))]), v2.RandomHorizontalFlip()],
     "rotation, filled with bytes": lambda: [v2.RandomRotation(45, BILINEAR, fill=99.6)],
     "nearest, rotation, filled with bytes": lambda: [v2.RandomRotation(45, fill=99.6)],
-    "affine, filled with bytes": lambda: [v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), BILINEAR, fill=[9, 80, 255])],
+    "affine, filled with bytes": lambda: [
+        v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), BILINEAR, fill=[9, 80, 255])
+    ],
     "brightness": lambda: [v2.ColorJitter(0.4)],
     "brightness, contrast": lambda: [v2.ColorJitter(0.4, 0.4)],
     "autocontrast": lambda: [v2.RandomAutocontrast(0.7)],
