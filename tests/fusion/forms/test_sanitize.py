@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
+from support.targets.target_records import packed
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core import packed_targets
-from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
+from gpuaug.core.packed_targets import settle_targets, unpack_targets
 from gpuaug.core.targets import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -149,21 +149,13 @@ def in_mappings(records):
     return tuple(map(UserDict, records))
 
 
-def in_packed(records):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
-        (packed,) = pack_targets([records], lambda shape, dtype: None)
-    assert type(packed) is packed_targets.PackedTargets
-    return packed
-
-
 def in_padded(records):
     batch = {name: torch.stack([record[name] for record in records]) for name in ("boxes", "labels", "valid")}
     return {**batch, "tracks": [record["tracks"] for record in records]}
 
 
 @pytest.mark.parametrize("entries", ENTRIES.values(), ids=ENTRIES)
-@pytest.mark.parametrize("form", [in_list, in_mappings, in_packed, in_padded])
+@pytest.mark.parametrize("form", [in_list, in_mappings, packed, in_padded])
 @pytest.mark.parametrize("other", [0, 1, 3])
 def test_sanitize_refuses_keys_of_per_box_with_another_number_of_entries_in_any_dict(other, form, entries):
     records = [numbered([True, False], sample) | {"tracks": entries(n)} for sample, n in enumerate((2, other, 2))]
@@ -220,8 +212,8 @@ def test_sanitize_keeps_images_without_annotations():
     assert kept[1]["size"] is bare["size"]
     assert len(kept[0]["valid"]) == 1
     records = [{"boxes": torch.zeros(2, 4), "valid": torch.ones(2).bool(), "size": torch.tensor([4, 5])}, bare]
-    packed = gpuaug.sanitize(in_packed(records))
-    assert [each["size"].tolist() for each in unpack_targets(settle_targets(packed))] == [[4, 5]] * 2
+    sanitized = gpuaug.sanitize(packed(records))
+    assert [each["size"].tolist() for each in unpack_targets(settle_targets(sanitized))] == [[4, 5]] * 2
     (alone,) = gpuaug.sanitize([bare])
     assert alone == bare
     assert alone is not bare
@@ -249,9 +241,9 @@ def test_a_mask_of_another_length_than_the_boxes_is_refused(key, count):
     _, fused = gpuaug.fuse(v2.RandomHorizontalFlip())(torch.zeros(1, 3, 4, 4), [boxes], data_keys=["input", "targets"])
     assert len(gpuaug.sanitize(fused)[0][key]) == 1, "as the error advises"
     records = [records[1]] * 2
-    packed = pack_targets([{name: value.clone() for name, value in record.items()} for record in records * 4], lambda *_: None)
+    given_packed = packed([{name: value.clone() for name, value in record.items()} for record in records * 4])
     with pytest.raises(gpuaug.ArgumentError, match="valid of sample 0 must be one bool for each of its 2 boxes"):
-        gpuaug.sanitize(packed)
+        gpuaug.sanitize(given_packed)
     padded = {key: torch.zeros(1, 2, 4), "valid": torch.ones(1, count, dtype=torch.bool)}
     with pytest.raises(gpuaug.ArgumentError, match=f"valid of sample 0 must be one bool for each of its 2 boxes, got {count}"):
         gpuaug.sanitize(padded)

@@ -177,6 +177,9 @@ def test_valid_is_of_the_boxes_that_come_first():
     _, got = crop(IMAGES, named, data_keys=["input", "targets"])
     assert [record["valid"].tolist() for record in got] == [[False, True]] * 3
     assert [len(record["extra"]) for record in got] == [3] * 3
+    for names, expected in (("ab", [False, True]), ("ba", [True, False, True])):
+        _, got = crop(IMAGES[:1], {name: {"a": two, "b": three}[name][0] for name in names})
+        assert got["valid"].tolist() == expected
 
 
 @pytest.mark.parametrize("is_pure", [False, True])

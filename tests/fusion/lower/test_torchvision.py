@@ -101,6 +101,7 @@ REFUSED = {
         "mean and std of Normalize_1 must be for images in [0, 1], got a mean of 123.675 and a std of 58.395. Divide both "
         "by 255, by 65535 for uint16 images or by 32767 for int16 ones.",
     ),
+    "nothing": (v2.Compose([v2.ToImage(), v2.Identity()]), "augmentation or conversion, got none in Compose. Add one"),
 }
 
 
