@@ -81,11 +81,17 @@ MISTAKES = {
     "pipeline must be an instance, got the class …. Call it first: …(…).": lambda: gpuaug.fuse(v2.RandomHorizontalFlip),
     "label_smoothing must be in [0, 1)": lambda: gpuaug.fuse(FLIP, label_smoothing=1.0, num_classes=3),
     "pipeline must return all views in one size": lambda: [fuse_some(TWO_SIZES, views=2)(IMAGES) for _ in range(30)],
+    "targets must hold one dict for each of the … images, got …. Pass one dict per image.": lambda: AUGMENT(
+        IMAGES, targets()[:1], data_keys=["input", "targets"]
+    ),
     "mask must have the size of the images, …, got …. Resize the mask to that size.": lambda: AUGMENT(
         IMAGES, MASK[..., :4], data_keys=["input", "mask"]
     ),
     "valid of sample … must be one bool for each of its … boxes, got …. Pass valid as gpuaug.fuse returned it.": lambda: (
         gpuaug.sanitize(targets(valid=torch.tensor([True, False, True])))
+    ),
+    "must hold one entry for each of the … boxes if per_box names it": lambda: gpuaug.sanitize(
+        targets(valid=torch.tensor([True]), tracks=torch.arange(3)), per_box=["boxes", "tracks"]
     ),
     "targets must be a list of dicts or one dict": lambda: gpuaug.sanitize(BOXES),
     "targets… must be a dict, got …. Pass the target dicts that gpuaug.fuse returned.": lambda: gpuaug.sanitize(list(BOXES)),

@@ -72,6 +72,11 @@ RECORD = {"boxes": torch.zeros(0, 4)}
             lambda: paired(ragged=True, boxes="cxcywh_share"),
             "must be in pixels for CopyPaste_0 where images differ",
         ),
+        (
+            lambda: paired(labels=torch.tensor(1)),
+            "labels of image 0 of sample 0 must have one entry per box, 0, got a single value. Return boxes and labels of "
+            "all objects from the data set.",
+        ),
     ],
 )
 def test_errors(run, text):

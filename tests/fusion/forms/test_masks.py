@@ -12,8 +12,12 @@ import gpuaug
 
 EXACT = {
     "flips": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomVerticalFlip(p=p)],
+    "crop": lambda p: [K.RandomCrop((14, 20)), K.RandomHorizontalFlip(p=p)],
     "crop, padded": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomCrop((30, 44), padding=(3, 5, 2, 7), fill=1.0)],
+    "crop, reflected": lambda p: [K.RandomCrop((30, 44), padding=7, padding_mode="reflect")],
+    "crop, replicated": lambda p: [K.RandomCrop((30, 44), padding=7, padding_mode="replicate")],
     "crop, padded with a colour": lambda p: [K.RandomCrop((30, 44), padding=7, fill=(0.2, 0.4, 0.6))],
+    "centre, pad": lambda p: [K.CenterCrop((20, 30)), K.PadTo((40, 50), pad_value=1.0)],
     "resized crop": lambda p: [K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip(p=p)],
     "resized crop, squares": lambda p: [K.RandomResizedCrop((20, 24), align_corners=False)],
     "resized crop, nearest": lambda p: [K.RandomResizedCrop((20, 24), resample="nearest")],
