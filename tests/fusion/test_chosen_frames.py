@@ -57,27 +57,6 @@ def test_frames_are_chosen_in_the_pass_of_the_crop():
     assert "choose frames" in str(explained)
 
 
-def test_targets_of_chosen_frames_are_kept():
-    videos, points = clips(2, 5, 3, 20, 24), torch.rand(2, 5, 3, 2) * 20
-    masks, boxes = videos[:, :, :1], torch.tensor([2.0, 3, 9, 12]) + torch.arange(5.0)[:, None, None].expand(2, 5, 2, 1)
-    records = [[{"boxes": boxes[clip, frame], "frame": frame} for frame in range(5)] for clip in range(2)]
-    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.UniformTemporalSubsample(3)])
-    keys = ["input", "mask", "keypoints", "bbox_xyxy", "valid", "targets"]
-    valid = torch.ones(2, 5, 2, dtype=torch.bool)
-    draws = augment.draw(videos.shape, seed=0)
-    made = augment(videos, masks, points, boxes, valid, records, data_keys=keys, draws=draws)
-    flip = gpuaug.fuse(v2.RandomHorizontalFlip())
-    flips = flip.draw(videos.shape, seed=0)
-    expected = flip(videos, masks, points, boxes, valid, records, data_keys=keys, draws=flips)
-    chosen = [0, 2, 4]
-    for one, other in zip(made[:-1], expected[:-1], strict=True):
-        assert_values(one, other[:, chosen])
-    for clip, whole in zip(made[-1], expected[-1], strict=True):
-        assert [record["frame"] for record in clip] == chosen
-        for record, frame in zip(clip, chosen, strict=True):
-            assert_values(record["boxes"], whole[frame]["boxes"])
-
-
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 def test_target_dicts_of_frames_that_are_chosen_twice():
     videos = clips(2, 5, 3, 20, 24, dtype=torch.float32)

@@ -363,10 +363,6 @@ NOT_SIZED = {
         [K.RandomThinPlateSpline(), K.CenterCrop(8)],
         "one size with ragged=True, got RandomThinPlateSpline_0: no lowering for this type. Put",
     ),
-    "by chance": (
-        [K.RandomResizedCrop((8, 8), p=0.5)],
-        "got RandomResizedCrop_0: with p=0.5 the size of the output depends on the draw. Put",
-    ),
 }
 
 

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import internals
-from support.batches.ragged import images_of, pack
-from support.comparison.replay import assert_replays, left_to_kornia, photographs
+from support.comparison.replay import assert_replays, photographs
 from support.comparison.values import assert_values
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -118,16 +117,6 @@ def test_antialias_spreads_a_pixel_that_is_no_number_as_far_as_pytorch(size, mod
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
-def test_antialiased_ragged_images_shrink_by_their_own_sizes(layout):
-    images = images_of([(200, 40), (33, 150), (64, 64), (20, 22)])
-    augment = gpuaug.fuse(K.Resize((24, 24)), ragged=True, antialias=True)
-    got = augment(pack(images, layout))
-    for index, image in enumerate(images):
-        expected = F.resize(image[None].float() / 255, [24, 24], antialias=True)
-        torch.testing.assert_close(got[index : index + 1], expected, atol=2e-5, rtol=0)
-
-
 @pytest.mark.parametrize(
     "modules",
     [
@@ -169,14 +158,6 @@ def test_antialias_leaves_masks_at_the_nearest_pixel():
 def test_antialias_leaves_nearest_resampling_alone():
     images = photographs(*SHAPE)
     assert_replays(K.Resize((30, 30), resample="nearest"), images, antialias=True)
-
-
-@left_to_kornia
-def test_bicubic_without_antialias_is_left_to_kornia():
-    (line,) = gpuaug.fuse(K.RandomResizedCrop((8, 8), resample="bicubic")).explain().lines
-    assert line.reason == "resample='bicubic'"
-    (line,) = gpuaug.fuse(K.Resize((8, 8), antialias=True), antialias=True).explain().lines
-    assert line.reason == "antialias=True, which in Kornia is a blur"
 
 
 @pytest.mark.parametrize(

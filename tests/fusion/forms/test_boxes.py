@@ -6,6 +6,7 @@ import torch
 from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.gpu.launches import Launches
+from support.targets import detection
 from support.targets.detection import annotations
 
 import gpuaug
@@ -14,25 +15,7 @@ from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping, map_boxes
 KEYS = list(KORNIA_FORMATS)
 
 PIPELINES = {
-    "flips": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomVerticalFlip(p=p)],
-    "crop": lambda p: [K.RandomCrop((14, 20), p=1.0)],
-    "padded crop, flip": lambda p: [K.RandomCrop((30, 44), padding=(3, 5, 2, 7)), K.RandomHorizontalFlip(p=p)],
-    "centre, pad": lambda p: [K.CenterCrop((20, 30)), K.PadTo((40, 50))],
-    "resized crop": lambda p: [K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip(p=p)],
-    "resized crop, squares": lambda p: [K.RandomResizedCrop((20, 24), align_corners=False)],
-    "resize": lambda p: [K.RandomHorizontalFlip(p=p), K.Resize((50, 40))],
-    "resize, nearest": lambda p: [K.Resize((50, 40), resample="nearest")],
-    "rotation": lambda p: [K.RandomRotation(45.0, p=p), K.RandomCrop((20, 30))],
-    "affine": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), p=p)],
-    "affine, same": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), p=p, same_on_batch=True)],
-    "perspective": lambda p: [K.RandomPerspective(0.4, p=p), K.RandomHorizontalFlip(p=p)],
-    "several warps": lambda p: [K.RandomRotation(30.0, p=p), K.RandomPerspective(0.3, p=p), K.RandomResizedCrop((24, 24))],
-    "colour alone": lambda p: [K.RandomInvert(p=p), K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=p)],
-    "a module of Kornia's between": lambda p: [
-        K.RandomRotation(30.0, p=p),
-        K.RandomMedianBlur(7, p=1.0),
-        K.RandomRotation(30.0, p=p),
-    ],
+    **detection.PIPELINES,
     "a module of Kornia's that moves pixels between": lambda p: [
         K.RandomRotation(30.0, p=p),
         K.RandomAffine(20.0, (0.1, 0.1), resample="bicubic", p=p),
@@ -97,10 +80,10 @@ def test_boxes_of_one_image_without_a_batch_axis(key, single):
     images, values = photographs(1), annotations(key, 1)
     if single:
         images = images[0]
-    expected, got = followed(PIPELINES["affine"](1.0), images, key, values[0])
+    expected, got = followed(PIPELINES["two warps"](1.0), images, key, values[0])
     assert got.ndim == values.ndim - 1
     assert_alike(expected, got)
-    assert_alike(*followed(PIPELINES["affine"](1.0), images, key, values))
+    assert_alike(*followed(PIPELINES["two warps"](1.0), images, key, values))
 
 
 @pytest.mark.parametrize("key", ["bbox_xywh", "bbox_xyxy"])

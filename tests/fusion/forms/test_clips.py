@@ -135,18 +135,24 @@ def flat(value):
 RECORDS = nested(lambda clip, frame: typed_record((clip + frame) % 3, clip, frame))
 POINTS = tv_tensors.KeyPoints(torch.rand(BATCH, FRAMES, 5, 2) * 20, canvas_size=SIDES)
 OF_FRAMES = {
-    "nested targets": ("targets", RECORDS),
-    "flat targets": ("targets", flat(RECORDS)),
-    "nested dicts": ("tv_tensors", RECORDS),
-    "nested tuples": ("tv_tensors", tuple(map(tuple, RECORDS))),
-    "nested boxes": ("tv_tensors", nested(lambda clip, frame: RECORDS[clip][frame]["boxes"])),
-    "nested masks and none": ("tv_tensors", nested(lambda clip, frame: RECORDS[clip][frame]["masks"] if frame else None)),
-    "nested lists in a dict": (
-        "tv_tensors",
-        {"deep": {"er": RECORDS}, "name": 1, "masks": tv_tensors.Mask(torch.rand(BATCH, FRAMES, *SIDES))},
-    ),
-    "keypoints": ("tv_tensors", {"points": POINTS, "of clips": tv_tensors.KeyPoints(POINTS[:, 0], canvas_size=SIDES)}),
+    "nested targets": {"targets": RECORDS},
+    "flat targets": {"targets": flat(RECORDS)},
+    "nested dicts": {"tv_tensors": RECORDS},
+    "nested tuples": {"tv_tensors": tuple(map(tuple, RECORDS))},
+    "nested boxes": {"tv_tensors": nested(lambda clip, frame: RECORDS[clip][frame]["boxes"])},
+    "nested masks and none": {"tv_tensors": nested(lambda clip, frame: RECORDS[clip][frame]["masks"] if frame else None)},
+    "nested lists in a dict": {
+        "tv_tensors": {"deep": {"er": RECORDS}, "name": 1, "masks": tv_tensors.Mask(torch.rand(BATCH, FRAMES, *SIDES))}
+    },
+    "keypoints": {"tv_tensors": {"points": POINTS, "of clips": tv_tensors.KeyPoints(POINTS[:, 0], canvas_size=SIDES)}},
+    "all of Kornia's keys": {
+        "mask": torch.rand(BATCH, FRAMES, 1, *SIDES),
+        "keypoints": torch.rand(BATCH, FRAMES, 5, 2) * 20,
+        "bbox_xyxy": boxes(BATCH, FRAMES, BOXES),
+        "valid": torch.rand(BATCH, FRAMES, BOXES) < 0.7,
+    },
 }
+"""Values by their data keys."""
 
 
 def chosen(value, indices):
@@ -180,14 +186,14 @@ def assert_alike(got, expected):
 
 @pytest.mark.parametrize("name", OF_FRAMES)
 def test_annotations_of_frames_in_every_form_are_those_of_the_selected_frames(name):
-    key, value = OF_FRAMES[name]
+    keys, values = ["input", *OF_FRAMES[name]], OF_FRAMES[name].values()
     images, moves = videos(), [v2.RandomHorizontalFlip(), v2.RandomCrop((18, 20))]
     few, all_frames = gpuaug.fuse([v2.UniformTemporalSubsample(3), *moves]), gpuaug.fuse(moves)
     for seed in range(2):
-        made, got = few(images, value, data_keys=["input", key], draws=few.draw(images.shape, seed=seed))
-        whole, expected = all_frames(images, value, data_keys=["input", key], draws=all_frames.draw(images.shape, seed=seed))
+        made, *got = few(images, *values, data_keys=keys, draws=few.draw(images.shape, seed=seed))
+        whole, *expected = all_frames(images, *values, data_keys=keys, draws=all_frames.draw(images.shape, seed=seed))
         assert_values(made, whole[:, [0, 1, 3]])
-        assert_alike(got, chosen(expected, [0, 1, 3]))
+        assert_alike(got, [chosen(each, [0, 1, 3]) for each in expected])
 
 
 @pytest.mark.parametrize("same_on_frame", [True, False])

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.comparison.values import assert_values
 from support.messages.finder import nodes, sources
+from support.targets.target_records import packed
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core import batch as batches
-from gpuaug.core import packed_targets
-from gpuaug.core.packed_targets import pack_targets, unpack_targets
-from gpuaug.core.targets import DATA_KEYS, PER_BOX, TARGET_KEYS, PackedTargets
+from gpuaug.core.packed_targets import unpack_targets
+from gpuaug.core.targets import DATA_KEYS, PER_BOX, TARGET_KEYS
 
 PACKAGE = Path(gpuaug.__file__).parent
 SIDES = (20, 28)
@@ -63,14 +63,6 @@ def typed(records, box_format="XYXY"):
         points = tv_tensors.KeyPoints(record["keypoints"], **canvas)
         typed_record = {"boxes": boxes, "masks": tv_tensors.Mask(record["masks"]), "keypoints": points}
         made.append({**record, **typed_record})
-    return made
-
-
-def packed(records):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
-        made = pack_targets([records], lambda shape, dtype: None)[0]
-    assert type(made) is PackedTargets
     return made
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
+from support.targets.target_records import packed
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core import packed_targets
-from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
+from gpuaug.core.packed_targets import settle_targets, unpack_targets
 from gpuaug.core.targets import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -27,7 +27,7 @@ def numbered(valid, sample=0):
     number = torch.arange(n) + 100 * sample
     return {
         "boxes": number[:, None].repeat(1, 4).float(),
-        "labels": number,
+        "labels": number.to(torch.int32 if sample == 2 else torch.int64),
         "masks": number[:, None, None].repeat(1, 3, 5),
         "keypoints": number[:, None, None].repeat(1, 2, 3),
         "valid": torch.tensor(valid, dtype=torch.bool),
@@ -35,6 +35,7 @@ def numbered(valid, sample=0):
         "orig_size": torch.tensor([480, 640]),
         "file": "a.jpg",
         "scale": torch.tensor(0.5),
+        **({"scores": number.double()} if sample % 2 else {}),
     }
 
 
@@ -49,11 +50,13 @@ def test_sanitize_removes_boxes_and_what_belongs_to_them(device, valid):
     for sample, (record, made, each) in enumerate(zip(records, got, valid, strict=True)):
         kept = [100 * sample + index for index, stays in enumerate(each) if stays]
         assert list(made) == list(record)
-        for key in ("boxes", "labels", "masks", "keypoints"):
+        for key in {"boxes", "labels", "masks", "keypoints", "scores"} & record.keys():
             assert made[key].device == record[key].device
             assert made[key].shape == (len(kept), *record[key].shape[1:])
             assert made[key].dtype is record[key].dtype
-            assert made[key].reshape(len(kept), record[key][:1].numel() or 1)[:, :1].flatten().tolist() == kept
+            entries = made[key].reshape(len(kept), record[key][:1].numel() or 1)[:, 0]
+            assert_values(entries, torch.tensor(kept, device=device).to(entries.dtype))
+            made[key].add_(7)  # which the values of other images do not see
         assert made["valid"].all()
         assert all(made[key] is record[key] for key in ("image_id", "orig_size", "file", "scale"))
     assert [record["valid"].tolist() for record in records] == valid
@@ -146,21 +149,13 @@ def in_mappings(records):
     return tuple(map(UserDict, records))
 
 
-def in_packed(records):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
-        (packed,) = pack_targets([records], lambda shape, dtype: None)
-    assert type(packed) is packed_targets.PackedTargets
-    return packed
-
-
 def in_padded(records):
     batch = {name: torch.stack([record[name] for record in records]) for name in ("boxes", "labels", "valid")}
     return {**batch, "tracks": [record["tracks"] for record in records]}
 
 
 @pytest.mark.parametrize("entries", ENTRIES.values(), ids=ENTRIES)
-@pytest.mark.parametrize("form", [in_list, in_mappings, in_packed, in_padded])
+@pytest.mark.parametrize("form", [in_list, in_mappings, packed, in_padded])
 @pytest.mark.parametrize("other", [0, 1, 3])
 def test_sanitize_refuses_keys_of_per_box_with_another_number_of_entries_in_any_dict(other, form, entries):
     records = [numbered([True, False], sample) | {"tracks": entries(n)} for sample, n in enumerate((2, other, 2))]
@@ -195,25 +190,6 @@ def test_sanitize_knows_boxes_and_keypoints_of_any_key_by_their_type():
     assert made["joints"].shape == (1, 5, 2)
 
 
-def test_sanitize_takes_the_same_entries_of_values_that_are_joined_and_of_others():
-    draw = torch.Generator().manual_seed(0)
-    records = []
-    for sample, n in enumerate((3, 0, 5, 4, 1)):
-        record = {"boxes": torch.rand(n, 4, generator=draw), "valid": torch.rand(n, generator=draw) < 0.5}
-        record["labels"] = torch.arange(n).to(torch.int32 if sample == 2 else torch.int64)
-        record["masks"] = torch.rand(n, 20, 30, generator=draw)
-        records.append(record | ({"scores": torch.rand(n, generator=draw)} if sample % 2 else {}))
-    made = gpuaug.sanitize(records)
-    assert 0 < sum(len(record["boxes"]) for record in made) < 13
-    for got, record in zip(made, records, strict=True):
-        assert got.keys() == record.keys()
-        for name, value in record.items():
-            assert got[name].dtype == value.dtype
-            assert_values(got[name], value[record["valid"]])
-    made[0]["labels"].add_(7)  # which the others do not see
-    assert_values(made[3]["labels"], records[3]["labels"][records[3]["valid"]])
-
-
 @pytest.mark.parametrize("form", [list, tuple])
 def test_frames_of_clips_lose_the_boxes_that_they_lose_in_a_flat_list(form):
     valid = [[[True, False], [], [False]], [[True] * 3, [False, True], [True]], []]
@@ -236,8 +212,8 @@ def test_sanitize_keeps_images_without_annotations():
     assert kept[1]["size"] is bare["size"]
     assert len(kept[0]["valid"]) == 1
     records = [{"boxes": torch.zeros(2, 4), "valid": torch.ones(2).bool(), "size": torch.tensor([4, 5])}, bare]
-    packed = gpuaug.sanitize(in_packed(records))
-    assert [each["size"].tolist() for each in unpack_targets(settle_targets(packed))] == [[4, 5]] * 2
+    sanitized = gpuaug.sanitize(packed(records))
+    assert [each["size"].tolist() for each in unpack_targets(settle_targets(sanitized))] == [[4, 5]] * 2
     (alone,) = gpuaug.sanitize([bare])
     assert alone == bare
     assert alone is not bare
@@ -268,9 +244,9 @@ def test_a_mask_of_another_length_than_the_boxes_is_refused(key, count):
     _, fused = gpuaug.fuse(v2.RandomHorizontalFlip())(torch.zeros(1, 3, 4, 4), [boxes], data_keys=["input", "targets"])
     assert len(gpuaug.sanitize(fused)[0][key]) == 1, "as the error advises"
     records = [records[1]] * 2
-    packed = pack_targets([{name: value.clone() for name, value in record.items()} for record in records * 4], lambda *_: None)
+    given_packed = packed([{name: value.clone() for name, value in record.items()} for record in records * 4])
     with pytest.raises(gpuaug.ArgumentError, match="valid of sample 0 must be one bool for each of its 2 boxes"):
-        gpuaug.sanitize(packed)
+        gpuaug.sanitize(given_packed)
     padded = {key: torch.zeros(1, 2, 4), "valid": torch.ones(1, count, dtype=torch.bool)}
     with pytest.raises(gpuaug.ArgumentError, match=f"valid of sample 0 must be one bool for each of its 2 boxes, got {count}"):
         gpuaug.sanitize(padded)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from kornia.geometry.boxes import Boxes
 from kornia.geometry.keypoints import Keypoints
-from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.replay import photographs
 from support.targets.detection import records_of
 
 import gpuaug
@@ -27,13 +27,6 @@ def replaced(**keys):
     records = records_of(3)
     records[2] |= keys
     return records
-
-
-class Moves(torch.nn.Module):
-    """Somebody's module, which may do anything."""
-
-    def forward(self, images):
-        return images.flip(3)
 
 
 BOXES_OF_TWO = {"boxes": torch.zeros(2, 4)}
@@ -96,24 +89,6 @@ def test_boxes_under_two_keys_are_refused_whatever_their_type(pair):
     records = [*records_of(2), {"boxes": boxes, "bbox": bbox}]
     with pytest.raises(gpuaug.ArgumentError, match="targets of sample 2 must hold boxes or bbox, got both"):
         gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), records, data_keys=KEYS)
-
-
-@pytest.mark.parametrize("module", [K.RandomHorizontalFlip(p=1.0), K.RandomAffine(20.0, p=1.0)], ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize(("key", "annotation"), [("bbox", Boxes), ("keypoints", Keypoints)])
-def test_tensors_of_kornias_boxes_and_keypoints_follow_as_in_kornia(key, annotation, module):
-    values = torch.rand(2, 3, 2) * 20 + 4
-    value = Keypoints(values) if key == "keypoints" else Boxes.from_tensor(torch.cat((values, values + 5), -1), mode="xyxy")
-    pipeline = K.AugmentationSequential(module, data_keys=["input", key])
-    augment = gpuaug.fuse(pipeline)
-    with pytest.raises(
-        gpuaug.ArgumentTypeError, match=f"{key} must be a tensor, got {annotation.__name__}. Pass its attribute"
-    ):
-        augment(photographs(2), value)
-    draws = augment.draw(photographs(2).shape, seed=1)
-    expected = pipeline(photographs(2).float() / 255, annotation(value.data.clone()), params=draws.as_kornia())[1]
-    got = augment(photographs(2), value.data, data_keys=["input", key], draws=draws)[1]
-    expected = expected.data if key == "keypoints" else expected.to_tensor("vertices_plus")  # upright, as of tensors
-    torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("key", ["input", "mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "valid"])
@@ -202,20 +177,3 @@ def test_the_error_about_sizes_names_two_sizes():
             first, other = (size.sample(sample) for size in sizes)
             assert expected.startswith(f"{first.height}x{first.width} ")
             assert received == f"{other.height}x{other.width}"
-
-
-@pytest.mark.parametrize("value", [records_of(3), [torch.ones(32, 48)] * 3], ids=["targets", "mask"])
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (K.RandomThinPlateSpline(p=1.0), "RandomThinPlateSpline_1"),
-        (Moves(), "Moves_1"),
-        (K.RandomCrop((64, 64)), "RandomCrop_1"),
-    ],
-)
-@left_to_kornia
-def test_modules_that_kornia_runs_and_may_move_pixels_are_refused(module, name, value):
-    key = "targets" if isinstance(value[0], dict) else "mask"
-    text = f"{name} must be fused, .* so that {key} can be transformed with the images, got a module that Kornia runs"
-    with pytest.raises(gpuaug.ArgumentError, match=text):
-        gpuaug.fuse([K.RandomHorizontalFlip(), module])(photographs(3), value, data_keys=["input", key])

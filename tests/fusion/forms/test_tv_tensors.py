@@ -22,38 +22,22 @@ FORMATS = ["XYXY", "XYWH", "CXCYWH"]
 
 MOVING = {
     "flips": lambda: [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()],
-    "crop": lambda: [v2.RandomCrop((20, 30))],
     "crop, padded": lambda: [v2.RandomCrop((36, 50), padding=[3, 5, 2, 7])],
-    "crop, padded if needed": lambda: [v2.RandomCrop((40, 50), pad_if_needed=True)],
-    "centre crop": lambda: [v2.CenterCrop((20, 31))],
-    "pad": lambda: [v2.Pad([1, 2, 3, 4])],
-    "resize": lambda: [v2.Resize((21, 64))],
     "resize, shorter side": lambda: [v2.Resize(20, max_size=27)],
     "resize, nearest": lambda: [v2.Resize((21, 64), interpolation=InterpolationMode.NEAREST_EXACT)],
-    "resized crop": lambda: [v2.RandomResizedCrop((16, 20))],
     "resized crop, larger": lambda: [v2.RandomResizedCrop((61, 64), scale=(0.2, 0.5)), v2.RandomHorizontalFlip()],
     "rotation": lambda: [v2.RandomRotation(45)],
     "rotation, filled by type": lambda: [v2.RandomRotation(45, fill={tv_tensors.Mask: 0, "others": 0})],
     "affine": lambda: [v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3))],
     "perspective": lambda: [v2.RandomPerspective(0.5, p=1.0, fill=None)],
     "padding of masks": lambda: [v2.RandomCrop((40, 60), pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 7})],
-    "padding of all": lambda: [v2.Pad(4, fill=9)],
-    "drawn size, padded crop": lambda: [
-        v2.ScaleJitter((32, 40), (0.3, 1.5)),
-        v2.RandomCrop((30, 40), pad_if_needed=True),
-    ],
     "drawn size, nearest, middle": lambda: [
         v2.RandomResize(24, 60, interpolation=InterpolationMode.NEAREST_EXACT),
         v2.CenterCrop(20),
     ],
-    "zoomed out, resized": lambda: [v2.RandomZoomOut(), v2.Resize((30, 40))],
-    "preset": lambda: [
-        v2.RandomHorizontalFlip(),
-        v2.Resize((40, 60)),
-        v2.RandomCrop((32, 32)),
-        v2.ColorJitter(0.4),
-    ],
 }
+"""Pipelines of images of one size. ``lower/test_choices`` compares crops, paddings and resizes of images of every size."""
+
 VERSION = tuple(int(part) for part in torchvision.__version__.split(".")[:2])
 TURNING = ("rotation", "rotation, filled by type", "affine", "perspective")
 
@@ -111,7 +95,7 @@ def test_paddings_of_masks_that_differ_do_not_become_one():
 
 
 @pytest.mark.skipif(VERSION < (0, 24), reason="older versions move keypoints outside the frame to its border")
-@pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "preset", "resized crop, larger")])
+@pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "resized crop, larger")])
 def test_keypoints_follow_images_as_torchvision_takes_them(name):
     images, targets = photographs(4), [target(n, seed=n) for n in (3, 0, 4, 1)]
     augment = gpuaug.fuse([*MOVING[name](), TO_FLOAT])
@@ -233,13 +217,3 @@ def test_masks_are_filled_by_type_outside_of_a_warp(name, dtype):
             mask = getattr(v2.functional, function)(tv_tensors.Mask(mask), **{**arguments, **fills})
         assert_values(made, mask.as_subclass(torch.Tensor), share=0.01)
     assert dtype == torch.bool or (got == fill).any()
-
-
-@pytest.mark.parametrize("first", ["outside", "inside"])
-def test_valid_refers_to_the_first_boxes_of_a_mapping(first):
-    corners = {"outside": [[0.0, 0, 4, 4]], "inside": [[6.0, 6, 12, 12]]}
-    names = sorted(corners, key=lambda name: name != first)
-    boxes = {name: tv_tensors.BoundingBoxes(corners[name], format="XYXY", canvas_size=(20, 20)) for name in names}
-    crop = gpuaug.fuse(v2.CenterCrop(10))
-    _, result = crop(torch.zeros(1, 3, 20, 20), boxes, data_keys=["input", "tv_tensors"])
-    assert result["valid"].tolist() == [first == "inside"]

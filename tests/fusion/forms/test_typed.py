@@ -107,21 +107,6 @@ def test_annotations_of_each_image_follow_it_in_any_container(form, name, outer)
         assert_same(made, right(FIXED[name](), sample, value), flipped=name == "flip")
 
 
-@given(form=ANNOTATION.filter(lambda form: isinstance(form, tuple) and form[0] == "dict"))
-@settings(max_examples=12, deadline=None, derandomize=True)
-def test_target_dicts_follow_under_any_key(form):
-    values = [{**build(form, sample), "boxes": tensor("boxes", sample, 7).as_subclass(torch.Tensor)} for sample in range(3)]
-    _, got = gpuaug.fuse(FIXED["crop"]())(IMAGES, values, data_keys=["input", "targets"])
-    plain = [{"boxes": value["boxes"]} for value in values]
-    _, wanted = gpuaug.fuse(FIXED["crop"]())(IMAGES, plain, data_keys=["input", "targets"])
-    for sample, (made, value, other) in enumerate(zip(got, values, wanted, strict=True)):
-        assert list(made) == [*value, "valid"]
-        assert_values(made["boxes"], other["boxes"])
-        assert_values(made["valid"], other["valid"])
-        inner = {key: each for key, each in made.items() if key != "boxes"}
-        assert_same(inner, right(FIXED["crop"](), sample, {key: each for key, each in value.items() if key != "boxes"}))
-
-
 def test_tensors_of_all_images_follow():
     maps = tv_tensors.Mask(torch.randint(0, 9, (3, *SIDES)))
     boxes, points = tensor("boxes", 3, 0), tv_tensors.KeyPoints(torch.rand(3, 5, 2) * 20, canvas_size=SIDES)
@@ -192,6 +177,9 @@ def test_valid_is_of_the_boxes_that_come_first():
     _, got = crop(IMAGES, named, data_keys=["input", "targets"])
     assert [record["valid"].tolist() for record in got] == [[False, True]] * 3
     assert [len(record["extra"]) for record in got] == [3] * 3
+    for names, expected in (("ab", [False, True]), ("ba", [True, False, True])):
+        _, got = crop(IMAGES[:1], {name: {"a": two, "b": three}[name][0] for name in names})
+        assert got["valid"].tolist() == expected
 
 
 @pytest.mark.parametrize("is_pure", [False, True])

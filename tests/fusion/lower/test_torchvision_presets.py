@@ -1,7 +1,5 @@
 """torchvision's presets for detection and segmentation: what runs fused as it is, and what is said of the rest."""
 
-import re
-
 import pytest
 import torch
 from support.comparison.replay import photographs
@@ -23,16 +21,6 @@ ENDING = [
 ]
 """Of all presets for detection."""
 
-FLIP = v2.RandomHorizontalFlip(0.5)
-DETECTION = {
-    "hflip": [],
-    "lsj": [v2.ScaleJitter((64, 64), antialias=True), v2.RandomCrop((64, 64), pad_if_needed=True, fill=GREY)],
-    "multiscale": [v2.RandomShortestSize((40, 48, 56), max_size=90)],
-    "ssd": [v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=GREY), v2.RandomIoUCrop()],
-    "ssd, colours last": [v2.RandomZoomOut(fill=GREY), v2.RandomIoUCrop()],
-    "ssdlite": [v2.RandomIoUCrop()],
-}
-
 
 def sample(index):
     """An image and its target, as a dataset of torchvision's gives them."""
@@ -53,55 +41,25 @@ def from_dataset(transforms):
     return gpuaug.collate_ragged([image.as_subclass(torch.Tensor) for image in images]), list(targets)
 
 
-def check(images, targets, size):
+@pytest.mark.parametrize(
+    ("before", "side"),
+    [([v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=GREY), v2.RandomIoUCrop()], 30), ([v2.RandomIoUCrop()], 32)],
+    ids=["ssd", "ssdlite"],
+)
+def test_rest_of_a_preset_runs_fused_behind_the_dataset(before, side):
+    """``before``: what of the preset is for the dataset."""
+    augment = gpuaug.fuse([v2.Resize((side, side)), v2.RandomHorizontalFlip(0.5), *ENDING], ragged=True)
+    images, targets = augment(*from_dataset(before), data_keys=KEYS)
     assert type(images) is torch.Tensor
     assert images.dtype is torch.float32
-    assert images.shape == (4, 3, *size)
+    assert images.shape == (4, 3, side, side)
     assert images.max() < 1 + 1e-6  # weights of a resize sum to 1 but for rounding
     for target in targets:
         assert {type(value) for value in target.values()} == {torch.Tensor}
         assert (target["boxes"][:, 2:] >= target["boxes"][:, :2]).all()  # corners
-        assert target["masks"].shape == (len(target["labels"]), *size)
+        assert target["masks"].shape == (len(target["labels"]), side, side)
     kept = gpuaug.sanitize(targets)
     assert sum(len(each["labels"]) for each in kept) > 2
-
-
-IOU_CROP = (
-    "pipeline must give images one size after {name}, got {behind} at the end. Put v2.Resize((300, 300)) directly after it, "
-    "or keep {name} in the dataset."
-)
-SAID = {
-    "multiscale": (
-        "pipeline must give images one size after RandomShortestSize_1, got RandomHorizontalFlip_2 at the end. Put a "
-        "transform to one size after it, such as v2.RandomCrop((224, 224), pad_if_needed=True), or keep RandomShortestSize_1 "
-        "in the dataset."
-    ),
-    "ssd": IOU_CROP.format(name="RandomIoUCrop_3", behind="RandomHorizontalFlip_4"),
-    "ssd, colours last": IOU_CROP.format(name="RandomIoUCrop_2", behind="RandomHorizontalFlip_3"),
-    "ssdlite": IOU_CROP.format(name="RandomIoUCrop_1", behind="RandomHorizontalFlip_2"),
-}
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("name", SAID)
-def test_preset_that_keeps_sizes_of_its_own_is_refused(name, ragged):
-    with pytest.raises(gpuaug.ArgumentError, match=re.escape(SAID[name])):
-        gpuaug.fuse(v2.Compose([v2.ToImage(), *DETECTION[name], FLIP, *ENDING]), ragged=ragged)
-
-
-SPLIT = {
-    "ssd": (DETECTION["ssd"], [v2.Resize((30, 30))], (30, 30)),
-    "ssdlite": (DETECTION["ssdlite"], [v2.Resize((32, 32))], (32, 32)),
-}
-"""What of a preset is for the dataset, what is fused, and the size that comes out."""
-
-
-@pytest.mark.parametrize("name", SPLIT)
-def test_rest_of_a_preset_runs_fused_behind_the_dataset(name):
-    before, behind, size = SPLIT[name]
-    images, targets = from_dataset(before)
-    augment = gpuaug.fuse([*behind, FLIP, *ENDING], ragged=True)
-    check(*augment(images, targets, data_keys=KEYS), size)
 
 
 # Transforms of weights
@@ -126,22 +84,6 @@ def test_preprocessing_of_weights_equals_theirs(name):
     assert [line.launches for line in augment.explain(images.shape).lines] == [1]
 
 
-OF_IMAGES = {
-    "segmentation": (models.segmentation.FCN_ResNet50_Weights.DEFAULT, []),
-    "detection": (models.detection.FasterRCNN_ResNet50_FPN_Weights.DEFAULT, [v2.RandomHorizontalFlip(1.0)]),
-}
-
-
-@pytest.mark.parametrize("name", OF_IMAGES)
-def test_preprocessing_of_other_models_equals_theirs(name):
-    weights, before = OF_IMAGES[name]
-    theirs = v2.Compose([*before, weights.transforms()])
-    images = photographs(2, 3, 241, 260)
-    augment = gpuaug.fuse(theirs)
-    torch.testing.assert_close(augment(images / 255), theirs(images / 255), atol=5e-5, rtol=0)
-    assert [line.reason for line in augment.explain(images.shape).lines] == [""]
-
-
 def presets():
     """The distinct presets for images of all weights of torchvision, and those with settings that no weights have."""
     of_weights = [weights.transforms() for name in models.list_models() for weights in models.get_model_weights(name)]
@@ -160,9 +102,11 @@ def presets():
 @pytest.mark.every(3)
 def test_every_preset_for_images_equals_torchvision(theirs):
     images = photographs(1, 3, 30, 41) / 255
-    got = gpuaug.fuse(theirs)(images)
+    augment = gpuaug.fuse(theirs)
+    got = augment(images)
     torch.testing.assert_close(got, theirs(images), atol=2e-4, rtol=0)
-    assert got.dtype == gpuaug.fuse(theirs)(photographs(1, 3, 30, 41)).dtype == torch.float32
+    assert got.dtype == augment(photographs(1, 3, 30, 41)).dtype == torch.float32
+    assert [line.reason for line in augment.explain(images.shape).lines] == [""]
 
 
 def test_preprocessing_of_weights_takes_images_of_every_size():

@@ -87,12 +87,6 @@ def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
     assert (apply_masks == apply_masks[:, :1]).all() == (by == "batch" or same or p == 0)
 
 
-@pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
-def test_kornia_sets_p_batch_of_crops(name):
-    module = {"resized crop": K.RandomResizedCrop, "crop, padded": K.RandomCrop}[name](SIZE, p=0.25)
-    assert (module.p, module.p_batch) == (1.0, 0.25)
-
-
 @pytest.mark.parametrize(("by", "p", "same"), sweep(["batch", "sample"], [0.2, 0.5], [False, True]))
 def test_crops_change_a_share_p_of_the_samples(p, by, same):
     """In calls, whose draws are made for many batches at once."""

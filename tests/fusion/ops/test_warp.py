@@ -1,44 +1,28 @@
-"""Rotations, affine and perspective maps, against Kornia on the same draws."""
+"""Rotations, affine and perspective maps: matrices and large images. ``test_random_pipelines`` compares their pixels."""
 
 import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
 from support import internals
-from support.batches.pairwise import sweep
 from support.comparison.replay import assert_replays, both, left_to_kornia, photographs
 from support.comparison.values import assert_values
+from support.ops.op_cases import table
 
 import gpuaug
 from gpuaug.fusion.lower.image_types import ImageTypes
+from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.geometry import WarpOp
 
-WARPS = {
-    "rotation": lambda **o: K.RandomRotation(45.0, **o),
-    "rotation, one way": lambda **o: K.RandomRotation((10.0, 80.0), align_corners=False, **o),
-    "quarters": lambda **o: K.RandomRotation90((-3, 3), **o),
-    "affine": lambda **o: K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), **o),
-    "affine, angle alone": lambda **o: K.RandomAffine(30.0, **o),
-    "affine, two scales": lambda **o: K.RandomAffine(30.0, scale=(0.5, 0.8, 1.1, 1.4), align_corners=True, **o),
-    "affine, four shears": lambda **o: K.RandomAffine((-10.0, 40.0), shear=(-5.0, 5.0, 10.0, 20.0), **o),
-    "affine, border": lambda **o: K.RandomAffine(30.0, (0.2, 0.1), padding_mode="border", **o),
-    "shear": lambda **o: K.RandomShear((-10.0, 20.0), **o),
-    "shear, border": lambda **o: K.RandomShear((-10.0, 20.0, 5.0, 15.0), padding_mode="border", **o),
-    "translate": lambda **o: K.RandomTranslate((-0.2, 0.3), (-0.1, 0.1), **o),
-    "translate, across": lambda **o: K.RandomTranslate((-0.2, 0.3), **o),
-    "perspective": lambda **o: K.RandomPerspective(0.5, **o),
-    "perspective, outwards": lambda **o: K.RandomPerspective(0.6, sampling_method="area_preserving", **o),
-}
-SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16)]
+WARPS = table(lambda case: case.settings if issubclass(LOWERED[case.kind], WarpOp) else {})
 
 
-@pytest.mark.parametrize(("name", "p", "same"), sweep(WARPS, [0.5, 0.0, 1.0], [False, True]))
-def test_warps_are_close_to_kornia(name, p, same):
-    pipeline = K.AugmentationSequential(WARPS[name](p=p, same_on_batch=same))
-    for seed, shape in enumerate(SHAPES):
-        assert_replays(pipeline, photographs(*shape), seed, atol=5e-5 if p else 0)
+def made(name, **options):
+    case, settings = WARPS[name]
+    return case.kind(**settings, **options)
 
 
 LARGE = ("rotation", "quarters", "affine, two scales", "shear", "translate", "perspective")
@@ -47,23 +31,16 @@ LARGE = ("rotation", "quarters", "affine, two scales", "shear", "translate", "pe
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in LARGE)) for name in WARPS])
 def test_warps_of_large_images_are_close_to_kornia_in_float64(name):
     images = photographs(1, 1, 256, 200)
-    pipeline = K.AugmentationSequential(WARPS[name](p=1.0)).double()
-    augment = gpuaug.fuse(K.AugmentationSequential(WARPS[name](p=1.0)))
+    pipeline = K.AugmentationSequential(made(name, p=1.0)).double()
+    augment = gpuaug.fuse(K.AugmentationSequential(made(name, p=1.0)))
     draws = augment.draw(images.shape, seed=1)
     expected = pipeline(images.double() / 255, params=draws.as_kornia())
     torch.testing.assert_close(augment(images, draws=draws).double(), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["rotation", "affine", "perspective"])
-def test_warps_with_nearest_resampling(name):
-    pipeline = K.AugmentationSequential(WARPS[name](p=0.7, resample="nearest"))
-    # A tap at a tie may round either way.
-    assert_replays(pipeline, photographs(5), 1, atol=1e-6, share=2e-3)
-
-
 @pytest.mark.parametrize("name", WARPS)
 def test_warp_matrices_equal_kornia(name):
-    module = WARPS[name](p=0.7)
+    module = made(name, p=0.7)
     (leaf,) = leaves(lower(module, ImageTypes(torch.uint8)))
     size = Size(6, 3, 40, 56)
     drawn = internals.drawn(gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3))[0]
@@ -82,17 +59,17 @@ def test_each_warp_takes_one_pass_with_the_flips_and_crops_around_it():
     two = K.AugmentationSequential(K.RandomAffine(20.0, p=1.0), K.RandomHorizontalFlip(), K.RandomPerspective(0.3, p=1.0))
     assert_replays(two, images, atol=1e-4)
     assert len(gpuaug.fuse(two).explain(images.shape).lines) == 2
-    made = K.AugmentationSequential(
+    flipped = K.AugmentationSequential(
         K.RandomHorizontalFlip(), K.RandomRotation(30.0, p=1.0), K.RandomVerticalFlip(), K.CenterCrop(20)
     )
-    assert_replays(made, images, atol=5e-5)
+    assert_replays(flipped, images, atol=5e-5)
 
 
 @pytest.mark.parametrize("name", WARPS)
 @left_to_kornia
 def test_warps_of_images_one_pixel_wide_are_left_to_kornia(name):
-    augment = gpuaug.fuse(WARPS[name](p=1.0))
+    augment = gpuaug.fuse(made(name, p=1.0))
     assert "one pixel wide or high" in str(augment.explain((2, 3, 1, 8)))
-    expected, got = both(K.AugmentationSequential(WARPS[name](p=1.0)), photographs(2, 3, 1, 8))
+    expected, got = both(K.AugmentationSequential(made(name, p=1.0)), photographs(2, 3, 1, 8))
     assert_values(got.isnan(), expected.isnan())
     assert_values(got.nan_to_num(), expected.nan_to_num())

@@ -65,13 +65,6 @@ def test_mix_containers_replay_in_kornia(name, dtype):
         torch.testing.assert_close(got, expected, atol=2e-4 if name == "in a pipeline" else 1e-6, rtol=0)
 
 
-def test_kornia_mix_containers_run_one_mix_for_any_random_apply():
-    """What is relied on: a container of mixes alone runs one of them, however many are asked for."""
-    for count in (1, 2, True, (1,), (1, 2)):
-        made = either(random_apply=count)
-        assert {len(made.forward_parameters(torch.Size((2, 3, 4, 4)))) for _ in range(20)} == {1}
-
-
 def test_one_mix_picks_follow_random_apply_weights():
     mixes = K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0), K.RandomMixUpV2((0.0, 0.0), p=1.0), K.RandomMixUpV2(p=1.0)
     made = K.ImageSequential(*mixes, random_apply=1, random_apply_weights=[3.0, 6.0, 1.0, 0.0])

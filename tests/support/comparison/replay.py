@@ -44,18 +44,18 @@ def by_kornia(pipeline, images, draws):
     return pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
 
 
-def both(pipeline, images, seed=0, **options):
-    """(what Kornia makes of the draws, what fuse makes of them)."""
+def both(pipeline, images, seed=0, *, by=by_kornia, **options):
+    """(what the library makes of the draws, what fuse makes of them). ``by``: what replays draws in the library."""
     augment = gpuaug.fuse(pipeline, **options)
-    draws = augment.draw(images.shape, seed=seed)
-    return by_kornia(pipeline, images, draws), augment(images, draws=draws)
+    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
+    return by(pipeline, images, draws), augment(images, draws=draws)
 
 
-def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
-    """Assert that fuse makes of the draws of ``seed`` what Kornia makes of them, and return what fuse makes."""
+def assert_replays(pipeline, images, seed=0, *, by=by_kornia, atol=0.0, share=0.0, equal_nan=False, **options):
+    """Assert that fuse makes of the draws of ``seed`` what the library makes of them, and return what fuse makes."""
     __tracebackhide__ = True
     augment = gpuaug.fuse(pipeline, **options)
-    draws = augment.draw(images.shape, seed=seed)
-    expected, got = by_kornia(pipeline, images, draws), augment(images, draws=draws)
+    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
+    expected, got = by(pipeline, images, draws), augment(images, draws=draws)
     assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
     return got

@@ -1,10 +1,11 @@
 """The same draws through torchvision's own functions and through fuse."""
 
+import functools
+
 import torch
-from support.comparison.values import assert_values
+from support.comparison import replay
 from torchvision.transforms.v2 import functional
 
-import gpuaug
 from gpuaug.fusion.pixels import LARGEST
 
 BYTES_OFF = 1e-2
@@ -32,21 +33,12 @@ def replayed(draws, images):
     return torch.stack([called(image, calls) for image, calls in zip(images, draws.as_torchvision(), strict=True)])
 
 
-def both(pipeline, images, seed=0, **options):
-    """(what torchvision makes of the draws, what fuse makes of them)."""
-    augment = gpuaug.fuse(pipeline, **options)
-    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
-    return replayed(draws, images), augment(images, draws=draws)
+def by_torchvision(pipeline, images, draws):
+    return replayed(draws, images)
 
 
-def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
-    """Assert that fuse makes of the draws of ``seed`` what torchvision makes of them, and return what fuse makes."""
-    __tracebackhide__ = True
-    augment = gpuaug.fuse(pipeline, **options)
-    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
-    got, expected = augment(images, draws=draws), replayed(draws, images)
-    assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
-    return got
+both = functools.partial(replay.both, by=by_torchvision)
+assert_replays = functools.partial(replay.assert_replays, by=by_torchvision)
 
 
 def scaled(images):

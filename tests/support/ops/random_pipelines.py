@@ -62,14 +62,19 @@ class RandomPipeline:
 INTERPOLATION = Step(K.RandomRotation, {"degrees": 30.0, "p": 1.0}, INTERPOLATING, reach=None)
 
 
+SHAPES = [(4, 3, 17, 22), (3, 1, 33, 17), (2, 3, 24, 24), (3, 3, 8, 9), (0, 3, 16, 16)]
+
+
 @st.composite
 def cases_of(draw, kind):
-    """One op, applied to all samples: alone, and, unless it needs exact input, behind an interpolation."""
-    drawn = draw(RANDOM_STEPS[kind])
-    step = replace(drawn, options={key: 1.0 if key == "p" else value for key, value in drawn.options.items()})
+    """One op, applied to all samples or to some: alone, and, unless it needs exact input, behind an interpolation."""
+    step, shape = draw(RANDOM_STEPS[kind]), draw(st.sampled_from(SHAPES))
+    if draw(st.booleans()):
+        step = replace(step, options={key: 1.0 if key == "p" else value for key, value in step.options.items()})
+    shape = (shape[0], 3, *shape[2:]) if step.rgb else shape
+    dtype, seed = draw(st.sampled_from([torch.uint8, torch.float32])), draw(st.integers(0, 2**32))
     pipelines = [(step,)] if step.of_exact else [(step,), (INTERPOLATION, step)]
-    seed = draw(st.integers(0, 2**32))
-    return [RandomPipeline(steps, (4, 3, 17, 22), torch.uint8, "plain", torch.contiguous_format, seed) for steps in pipelines]
+    return [RandomPipeline(steps, shape, dtype, "plain", torch.contiguous_format, seed) for steps in pipelines]
 
 
 @st.composite

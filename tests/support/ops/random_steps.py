@@ -81,11 +81,11 @@ def either(*alternatives):
     return lambda kind: st.one_of(*(of(kind) for of in alternatives))
 
 
-def padded(mode, fill, common, **options):
+def padded(mode, fill, common, size=SIDES, **options):
     """Steps that pad. Kornia takes a fill for the constant mode alone."""
-    constant = {mode: st.just("constant"), fill: st.sampled_from([0, 0.5])}
+    constant = {mode: st.just("constant"), fill: st.sampled_from([0.5, 0.25])}
     edges = {mode: st.sampled_from(["reflect", "replicate"])}
-    return either(*(steps(MOVES, common, size=SIDES, **options, **padding) for padding in (constant, edges)))
+    return either(*(steps(MOVES, common, size=size, **options, **padding) for padding in (constant, edges)))
 
 
 def warped(drawn):

@@ -15,6 +15,12 @@ PIPELINES = {
     "resized crop": lambda p: [K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip(p=p)],
     "rotation": lambda p: [K.RandomRotation(45.0, p=p), K.RandomCrop((20, 30))],
     "perspective": lambda p: [K.RandomPerspective(0.4, p=p), K.RandomHorizontalFlip(p=p)],
+    "affine, resize": lambda p: [
+        K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), p=p),
+        K.Resize((50, 40), resample="nearest"),
+    ],
+    "affine, same": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), p=p, same_on_batch=True)],
+    "colour alone": lambda p: [K.RandomInvert(p=p), K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=p)],
     "two warps": lambda p: [K.RandomRotation(30.0, p=p), K.RandomAffine(20.0, (0.2, 0.1), (0.7, 1.3), p=p)],
     "torchvision's references": lambda p: [
         K.RandomHorizontalFlip(p=p),

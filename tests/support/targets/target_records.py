@@ -1,8 +1,12 @@
 """Lists of target dicts of any form that a dataset may give, for property tests."""
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torchvision import tv_tensors
+
+from gpuaug.core import packed_targets
+from gpuaug.core.targets import PackedTargets
 
 HEIGHT, WIDTH = 8, 10
 
@@ -57,3 +61,12 @@ DTYPES = [torch.float32, torch.float32, torch.float64, torch.int64]
 NAMES = ["boxes", "labels", "masks", "keypoints", "valid", "area", "image_id", "size", "scale", "names", "others"]
 
 RECORDS = records()
+
+
+def packed(given_records):
+    """The dicts as a stage gets them from the copy lane, however few tensors they hold."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
+        (made,) = packed_targets.pack_targets([given_records], lambda shape, dtype: None)
+    assert type(made) is PackedTargets
+    return made

@@ -90,14 +90,6 @@ def test_crop_is_the_one_that_torchvision_takes_for_the_same_numbers(name, monke
     assert 0 < cropped < 24
 
 
-def test_crop_of_an_image_without_boxes_leaves_it_whole():
-    op, sides = op_of(v2.RandomIoUCrop()), torch.tensor([[40.0, 30.0]]).repeat(50, 1)
-    numbers = numbers_of(op, 50, seed=0)
-    windows, kept = op.windows(numbers, sides, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    assert windows.tolist() == [[0, 0, 40, 30]] * 50
-    assert kept.shape == (0,)
-
-
 def test_crop_that_cannot_fit_leaves_the_image_whole():
     op, sides = op_of(v2.RandomIoUCrop(sampler_options=[0.9])), torch.tensor([[40.0, 30.0]] * 4)
     boxes = torch.tensor([[4.0, 4.0, 6.0, 6.0]] * 4)

@@ -16,7 +16,7 @@ from support.ops.random_steps import (
     warped,
 )
 
-PADDING = st.none() | st.integers(0, 3) | st.tuples(*[st.integers(0, 3)] * 2) | st.tuples(*[st.integers(0, 3)] * 4)
+PADDING = st.none() | st.integers(0, 7) | st.tuples(*[st.integers(0, 7)] * 2) | st.tuples(*[st.integers(0, 7)] * 4)
 SAMPLED = {"resample": FILTERS, "align_corners": st.booleans()}
 WARPED = {**SAMPLED, "padding_mode": st.sampled_from(["zeros", "border"])}
 
@@ -49,7 +49,7 @@ CASES = [
         K.PadTo,
         "size pad_mode pad_value keepdim crop_if_exceeds",
         {"pad": {"size": (20, 36)}},
-        padded("pad_mode", "pad_value", {}),
+        padded("pad_mode", "pad_value", {}, st.tuples(*[st.integers(4, 40)] * 2), crop_if_exceeds=st.booleans()),
         drawn=False,
         exact=True,
         alone=False,
