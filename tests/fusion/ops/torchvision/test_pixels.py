@@ -249,28 +249,31 @@ UNIT_RANGE_ONLY = {
 }
 
 
-@pytest.mark.parametrize("name", [*EXACT, *CLOSE, *NEAREST])
+BYTE_CASES = [(table, name) for table in (EXACT, CLOSE, NEAREST) for name in table]  # CLOSE and NEAREST share names
+
+
+@pytest.mark.parametrize(("table", "name"), BYTE_CASES, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.every(3)
-def test_floats_of_bytes_equal_torchvision_or_are_refused(name):
-    transform = {**EXACT, **CLOSE, **NEAREST}[name]()
+def test_floats_of_bytes_equal_torchvision_or_are_refused(table, name):
+    transform = table[name]()
     images = photographs(3)
     kind = type(transform).__name__
-    if kind in UNIT_RANGE_ONLY:
+    if kind in UNIT_RANGE_ONLY or (kind == "GaussianNoise" and transform.clip):
         with pytest.raises(
             gpuaug.ArgumentError, match=rf"images must be in \[0, 1\] for {kind}_1, .* got floats in \[0, 255\]"
         ):
             gpuaug.fuse([UNSCALED, transform])(images)
         return
-    tolerance = 255 * (5e-5 if name.startswith(MOVED) else 5e-6 if name in CLOSE else 1e-9)
+    tolerance = 255 * (5e-5 if name.startswith(MOVED) else 5e-6 if table is CLOSE else 1e-9)
     tolerance = 1e-3 if kind == "Normalize" else tolerance
-    assert_replays([UNSCALED, transform], images, atol=tolerance, share=2e-3 if name in NEAREST else 0)
+    assert_replays([UNSCALED, transform], images, atol=tolerance, share=2e-3 if table is NEAREST else 0)
     behind = [v2.RandomHorizontalFlip(), UNSCALED, transform, *([] if kind == "Normalize" else [v2.Normalize([114.0], [57.0])])]
     assert_replays(
         behind,
         images,
         1,
         atol=tolerance if kind == "Normalize" else max(tolerance / 57, 1e-6),
-        share=2e-3 if name in NEAREST else 0,
+        share=2e-3 if table is NEAREST else 0,
     )
 
 
@@ -388,8 +391,10 @@ ROUNDED = {
 @pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.every(3)
 def test_bytes_are_rounded_where_torchvision_rounds(name):
+    # torchvision cuts bytes off behind autocontrast, where a rounding error of its division may decide on a byte.
+    one_level = 1 / 255 if name == "autocontrast" else 0
     for seed in range(2):
-        got = assert_replays([*ROUNDED[name](), TO_FLOAT], photographs(8), seed, atol=1e-6, share=BYTES_OFF)
+        got = assert_replays([*ROUNDED[name](), TO_FLOAT], photographs(8), seed, atol=1e-6 + one_level, share=BYTES_OFF)
         torch.testing.assert_close(got * 255, (got * 255).round(), atol=1e-4, rtol=0)
 
 
