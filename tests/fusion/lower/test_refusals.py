@@ -192,6 +192,10 @@ VOLUME_MODULES = {
     if isinstance(kind, type) and kind.__module__.startswith("kornia.augmentation._3d.")
 }
 VOLUME_SETTINGS = {
+    "an image processor": (
+        type("Processor", (), {"image_mean": [0.5], "do_resize": True, "__call__": lambda self, image: image})(),
+        "got Processor. Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean",
+    ),
     "CenterCrop3D": (2,),
     "RandomAffine3D": (20.0,),
     "RandomCrop3D": ((2, 4, 4),),
