@@ -3,13 +3,13 @@
 import pytest
 import torch
 from support import internals
+from support.batches.containers import Encoding
 from support.feed.ring_cleanup import ring_bytes
 from support.feed.ring_equality import assert_ring_is_plain
 from support.feed.ring_inputs import Source, any_bits, made, sized, values
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 from torchvision.tv_tensors import Image
-from transformers import BatchEncoding
 
 from gpuaug import StreamedLoader, collate_encoded
 from gpuaug.feed.ring_memory import DATA_OFFSET, batch_bytes
@@ -56,7 +56,7 @@ def test_staged_batch_sizes_may_change(sizes, feed_bytes):
 
 def test_tensors_that_are_never_in_slots_need_no_larger_slots():
     sizes = [*range(1000, 11_000, 1000), 500_000, 600_000]
-    for kind in (Image, lambda tensor: BatchEncoding({"ids": tensor})):
+    for kind in (Image, lambda tensor: Encoding(ids=tensor)):
         make = made(lambda i, kind=kind: (values(i, 1000), kind(values(i, 1, sizes[i]))), len(sizes), num_workers=1)
         with StreamedLoader(make(), device="cpu", feed="ring", feed_bytes=1 << 20) as loader:
             list(loader)
