@@ -9,6 +9,7 @@ of the pulling thread then delays the training thread. Therefore the pulling thr
 wait in C.
 """
 
+import atexit
 import contextvars
 import logging
 import os
@@ -131,7 +132,6 @@ class ThreadFeedIterator(FeedIterator):
         self._mailbox = Mailbox()
         target = _make_thread_target(self._pull, self._mailbox)
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
-        # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
         self._stop = weakref.finalize(self, _stop, self._mailbox, self.thread, iterator)
         _open.add(self)  # before the thread reads, so that iterations_of finds this iteration
         self.thread.start()
@@ -199,8 +199,19 @@ def iterations_of(iterator: Any) -> list["FeedIterator"]:
     return [iteration for iteration in list(_open) if inner_iterator(iteration.iterator) is inner_iterator(iterator)]
 
 
-_open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
+_open: weakref.WeakSet[ThreadFeedIterator] = weakref.WeakSet()
 """Iterations with a thread, of all loaders in this process: two loaders may wrap the same ``DataLoader``."""
+
+
+@atexit.register
+def _stop_threads() -> None:
+    """Stop the threads of all iterations when the interpreter ends, before ``weakref.finalize`` runs its finalisers.
+
+    A thread creates a finaliser per batch that it receives from a ring. If the number of finalisers changed while ``finalize``
+    lists them, it would raise an error and run none of them.
+    """
+    for iteration in list(_open):
+        iteration._stop()
 
 
 def _end_for_newer(iterator: Any) -> None:

@@ -129,3 +129,20 @@ def test_process_exits_with_loader_open():
     workers = " ".join(printed).split()
     assert len(workers) == 8, "two each where the iterator was open or the workers persist"
     assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")], "workers that outlive their process"
+
+
+THREADS = """
+import threading, weakref
+loader = StreamedLoader(DataLoader(Numbers(), batch_size=2, num_workers=1), device="cpu", feed="ring")
+batches = iter(loader)
+next(batches)
+names = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("gpuaug")]
+print(names())
+weakref.finalize(loader, lambda: print(names()))  # the newest finaliser, which Python runs first
+"""
+
+
+def test_no_thread_receives_batches_while_python_lists_the_finalisers():
+    # A thread creates and removes finalisers. If it did so meanwhile, Python would raise an error and run none of them.
+    done = processes.run_script(SUBPROCESS + THREADS)
+    assert (done.stdout, done.stderr) == ("['gpuaug-feed']\n[]\n", "")
