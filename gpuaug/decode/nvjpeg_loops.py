@@ -24,13 +24,10 @@ FILE = np.dtype(
         *((name, np.int64) for name in ("work", "index", "address", "length", "height", "width")),
         *((name, np.int64) for name in ("top", "left", "window_height", "window_width")),
         *((name, np.int64) for name in ("form", "group", "parameters", "status")),
-        *(("components", np.uint32), ("subsampling", np.uint32)),
-        *(
-            ("found_width", np.uint32),
-            ("other_widths", np.uint32, 3),
-            ("found_height", np.uint32),
-            ("other_heights", np.uint32, 3),
-        ),
+        *((name, np.uint32) for name in ("components", "subsampling", "found_width")),
+        ("other_widths", np.uint32, 3),
+        ("found_height", np.uint32),
+        ("other_heights", np.uint32, 3),
     ]
 )
 """Structured dtype: arguments and results of decoding one file of a batch. Sizes and windows are in pixels.
@@ -171,7 +168,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             status = call_unlocked(functions[2], (handle, file["address"], file["length"], 0, 0, parsed_file)) & LOW
             if status == 0:
                 found = address + index * _FILE_BYTES + _FOUND_OFFSET
-                # nvjpegJpegStreamGetFrameDimensions. The addresses are those of ``found_width`` and ``found_height``.
+                # nvjpegJpegStreamGetFrameDimensions writes ``found_width`` and ``found_height``.
                 status = call(functions[3], (parsed_file, found + 8, found + 24)) & LOW
             if status == 0 and (file["found_width"] != file["width"] or file["found_height"] != file["height"]):
                 status = OTHER_SIZE

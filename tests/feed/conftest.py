@@ -25,7 +25,7 @@ def _queues_are_as_they_were(monkeypatch):
 
 @pytest.fixture
 def _reads_for_feed():
-    """What this thread unpickles shares the memory of its slot, as on the thread of a feed."""
+    """Tensors that this thread unpickles share the memory of their slot, as on the thread of a feed."""
     token = reads_for_feed.set(True)
     yield
     reads_for_feed.reset(token)

@@ -60,7 +60,7 @@ LIBWEBP = (
     "PIL._webp",
     ("WebPDemuxInternal", "WebPDemuxGetFrame", "WebPDemuxReleaseIterator", "WebPDemuxDelete", "WebPDecodeRGBInto"),
 )
-"""Module that is linked to libwebp, and names of functions, of which all but the last take microseconds.
+"""Module that is linked to libwebp, and names of its functions. ``WebPDecodeRGBInto`` decodes; the others take microseconds.
 
 The functions are called without PIL, because PIL decodes a WebP into four channels, and copies the pixels three times, in part
 with the interpreter's lock held. Pixels equal PIL's for every version of libwebp, because PIL uses the same library file.

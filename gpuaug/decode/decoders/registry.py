@@ -186,7 +186,9 @@ def _report_absence(content: str, backend: Backend, decoders: DecodersByName) ->
         decoders: Decoders of the card. The last can decode the files of the others, too, so the message has its reason.
     """
     absences = [(name, decoder) for name, decoder in decoders.items() if isinstance(decoder, Absence)]
-    for name, absence in reversed(absences) if len(absences) == len(decoders) else ():
+    if len(absences) < len(decoders):
+        return
+    for name, absence in reversed(absences):
         reason = absence.words
         if name == backend:
             raise DeviceError(
