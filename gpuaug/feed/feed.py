@@ -188,7 +188,7 @@ class Feed:
         """Return the ring for an iteration that begins now; ``None`` if its batches arrive without slots."""
         if not has_persistent_workers(self.loader):
             last = self._last_iteration() if self._last_iteration is not None else None
-            if last is not None and last.is_open:
+            if last is not None and last.end_message is None:
                 return None  # the last iteration is open and uses the slots, and a second ring would double the memory
             # The thread of the last iteration may still be inside the loader's next(), and it or workers may write into slots.
             is_written = self._last_thread is not None and self._last_thread.is_alive()

@@ -75,8 +75,8 @@ class FeedIterator:
         self.iterator = iterator
         self._pull = pull
         self.state_at_start = state_at_start
-        self._end_message: str | None = None
-        """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
+        self.end_message: str | None = None
+        """Message of the error for the next batch if this iteration was closed or taken over; ``None`` while it is open."""
         self.draws_ahead = DrawsAhead()
         """Draws of the wrapped loader's sampler. No draws if the feed does not read the sampler."""
 
@@ -86,21 +86,16 @@ class FeedIterator:
         Raises:
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
-        pulled = self._get(block) if self._end_message is None else None
+        pulled = self._get(block) if self.end_message is None else None
         # After _get(), during which another thread may close the iteration. The error is in no variable: a reference cycle
         # through the traceback would keep the loader's iterator alive.
-        if self._end_message is not None:
+        if self.end_message is not None:
             raise self.ended_error()  # type: ignore[misc] # not None
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
         """Error to raise for the next batch if this iteration was closed or taken over; else ``None``."""
-        return IteratorEndedError(self._end_message) if self._end_message is not None else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the iteration has been neither closed nor taken over."""
-        return self._end_message is None
+        return IteratorEndedError(self.end_message) if self.end_message is not None else None
 
     def refill(self) -> None:
         """Let the background thread, if there is one, pull one batch for each batch that ``get`` has returned.
@@ -110,11 +105,11 @@ class FeedIterator:
 
     def end_for_newer(self) -> None:
         """End this iteration because a newer one reads the same iterator."""
-        self._end_message = _WORKERS_TAKEN_OVER if has_persistent_workers(self.loader) else _SOURCE_TAKEN_OVER
+        self.end_message = _WORKERS_TAKEN_OVER if has_persistent_workers(self.loader) else _SOURCE_TAKEN_OVER
 
     def close(self) -> None:
         """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
-        self._end_message = self._end_message or _CLOSED
+        self.end_message = self.end_message or _CLOSED
         self.loader = self.iterator = iter(())  # drops the references to the user's objects
         self._pull = partial(Pulled, ended=True)  # the previous function holds the iterator
 
@@ -148,8 +143,7 @@ class ThreadFeedIterator(FeedIterator):
         """End the thread and drop the wrapped loader's iterator, which ends its workers. Idempotent."""
         if self._process != os.getpid():
             return  # thread and workers belong to the parent process
-        loader = self.loader
-        iterator = self.iterator
+        loader, iterator = self.loader, self.iterator
         super().close()
         self.draws_ahead.stop()
         self._stop()
@@ -236,8 +230,7 @@ def make_pull(
             raise
         state = read_state(False)
         batch, slot = (loader_output, None) if receive is None else receive(loader_output)
-        start_and_end_s = began_s, time.perf_counter()
-        return Pulled(batch, stream=current_stream(), slot=slot, state=state, start_and_end_s=start_and_end_s)
+        return Pulled(batch, stream=current_stream(), slot=slot, state=state, start_and_end_s=(began_s, time.perf_counter()))
 
     return pull
 

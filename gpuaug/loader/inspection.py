@@ -88,7 +88,7 @@ def checked_loader(loader: object, use: str, advice: str) -> StreamedLoader:
         raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if isinstance(loader.loader, Iterator):
         raise single_pass_error(loader.loader)  # before a batch is read, because it would be lost to the user's loop
-    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feed_iterators):
+    if has_persistent_workers(loader.loader) and any(feed.end_message is None for feed in loader._feed_iterators):
         raise ArgumentError(
             f"loader must have no iterator open on persistent workers while it is {use}, got an open one, which would end. "
             "Finish its loop first, or close() the loader."

@@ -130,7 +130,7 @@ def test_close_from_another_thread_does_not_end_the_epoch():
             for batch in super().__iter__():
                 if batch.item() == 3:
                     asked.set()
-                    until(lambda: not any(feed.is_open for feed in list(loader._feed_iterators)))
+                    until(lambda: not any(feed.end_message is None for feed in list(loader._feed_iterators)))
                 yield batch
 
     def close():
