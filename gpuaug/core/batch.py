@@ -42,11 +42,6 @@ def is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_make")
 
 
-def is_record(value: object) -> bool:
-    """Return whether ``value`` is an instance of a dataclass, other than a ``Leaf``."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type | Leaf)
-
-
 def moves_itself(value: object) -> bool:
     """Return whether the loader calls ``value.to(device)`` to copy a value, such as a ``PackedSequence`` or ``BatchEncoding``.
 
@@ -60,9 +55,25 @@ def inner_values(value: Any) -> list[Any]:
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
-def is_container(value: object) -> bool:
+@functools.lru_cache(maxsize=256)
+def field_names(cls: Any) -> tuple[str, ...] | None:
+    """Return the names of the fields of a named tuple or dataclass; ``None`` for a class whose members are no attributes."""
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make"):
+        return tuple(cls._fields)
+    if issubclass(cls, Mapping | tuple | list | Leaf) or not dataclasses.is_dataclass(cls):
+        return None
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_container_class(cls: Any) -> bool:
+    """Return ``is_container`` for the instances of a class. Cached, because a batch is searched several times."""
+    return issubclass(cls, Mapping | tuple | list) or field_names(cls) is not None
+
+
+def is_container(value: Any) -> bool:
     """Return whether ``value`` is a mapping, tuple, list, named tuple or dataclass."""
-    return isinstance(value, Mapping | tuple | list) or is_record(value)
+    return _is_container_class(value.__class__)
 
 
 def is_pil_image(value: object) -> bool:
@@ -73,13 +84,10 @@ def is_pil_image(value: object) -> bool:
 
 def member_names(container: Any) -> list[Any]:
     """Return the names of a container's members: keys, names of the fields that have a value, or indices."""
-    if isinstance(container, Mapping):
-        return list(container)
-    if is_namedtuple(container):
-        return list(container._fields)
-    if isinstance(container, tuple | list):
-        return list(range(len(container)))
-    return [field.name for field in dataclasses.fields(container) if hasattr(container, field.name)]
+    names = field_names(container.__class__)
+    if names is not None:
+        return [name for name in names if hasattr(container, name)]
+    return list(container) if isinstance(container, Mapping) else list(range(len(container)))
 
 
 def member(container: Any, name: Any) -> Any:
@@ -89,7 +97,7 @@ def member(container: Any, name: Any) -> Any:
 
 def by_key(container: Any) -> bool:
     """Return whether a member is read as ``container[name]``, not as ``container.name``."""
-    return isinstance(container, Mapping | tuple | list) and not is_namedtuple(container)
+    return field_names(container.__class__) is None
 
 
 def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:

@@ -4,6 +4,7 @@ A *stage* is work on a batch on the device. A *fused* stage runs a pipeline of `
 of a video.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -200,5 +201,5 @@ class Ragged:
 
 def buffer_length(length: int) -> int:
     """Return the bytes to allocate for ``length`` bytes: the next power of ``BUFFER_SIZE_RATIO``, in pages of 4096 bytes."""
-    power = max(int(BUFFER_SIZE_RATIO ** np.ceil(np.log(max(length, 1)) / np.log(BUFFER_SIZE_RATIO))), length)
+    power = max(int(BUFFER_SIZE_RATIO ** math.ceil(math.log(max(length, 1), BUFFER_SIZE_RATIO))), length)
     return -(-power // 4096) * 4096

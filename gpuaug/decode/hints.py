@@ -99,12 +99,13 @@ class Hints:
 
     def _check_values(self, member: DecodedMember, batch: Batch, selections: Sequence[Selection]) -> None:
         """Warn if a member of masks has class indices that the decoder converts to colours or shades of grey."""
-        if member.options.channels == "labels" or isinstance(member.headers, ClipHeaders):
+        are_images = member.options.channels != "labels" and not isinstance(member.headers, ClipHeaders)
+        if not (are_images and member.is_mask(batch, selections)):  # first, because most members are no masks
             return
         table = member.headers.table
         is_converted = (table["label_max"] < 255) | (table["channels"] != table["stored_channels"])
         converted = np.flatnonzero((table["label_max"] > 0) & is_converted)
-        if not len(converted) or not member.is_mask(batch, selections):
+        if not len(converted):
             return
         self._checks_mask_values = False
         path = member.headers.member

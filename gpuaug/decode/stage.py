@@ -332,8 +332,8 @@ class BoundDecode(BoundStage):
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
         own_members = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
-        earlier_members = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
-        self._hints.check(batch, own_members, earlier_members, self.other_selections)
+        earlier = members_of_type(DecodingPlaceholder, batch)
+        self._hints.check(batch, own_members, [placeholder.decoded_member for placeholder in earlier], self.other_selections)
         readers = self._readers(batch, stages)
         windows = [
             partial(reader.windows, batch, member, position=position) if (reader := readers.get(id(member))) else None
@@ -344,7 +344,7 @@ class BoundDecode(BoundStage):
             iterator_state[self.name],
             encoded,
             windows,
-            earlier=[placeholder.decoding for placeholder in members_of_type(DecodingPlaceholder, batch)],
+            earlier=[placeholder.decoding for placeholder in earlier],
             max_replaced=None if self.stage.on_error == "raise" else self.stage.max_replaced,
             position=position,
         )

@@ -8,7 +8,7 @@ of the ring. A *target* has the annotations of one image.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -235,7 +235,7 @@ def _is_target(value: Any) -> bool:
     """
     if not batches.is_container(value):
         return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")
-    if isinstance(value, Mapping) or batches.is_record(value):
+    if isinstance(value, Mapping) or is_dataclass(value):
         return True
     members = [batches.member(value, name) for name in batches.member_names(value)]
     return not members or not all(isinstance(member, int | float | str | bytes | np.generic) for member in members)

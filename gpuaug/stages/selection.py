@@ -5,7 +5,6 @@ A *member* is an entry of a batch: an item of a tuple or list, a value of a mapp
 without members, such as a tensor; here also a ``Ragged`` or an ``Encoded``.
 """
 
-import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
 from numbers import Integral
@@ -233,7 +232,7 @@ def _members(batch: Batch) -> list[Any]:
 
 def _fields(record: Any) -> list[str]:
     """Return the names of all fields of a dataclass or named tuple, including fields without a value."""
-    return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
+    return list(batches.field_names(record.__class__) or ())
 
 
 def _is_index(selector: Any) -> bool:

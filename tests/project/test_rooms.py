@@ -65,14 +65,14 @@ BUDGETS = {
     "benchkit": 753,
     "cache": 1_137,
     "cli": 297,
-    "core": 1_598,
+    "core": 1_604,
     "decode": 4_423,
     "feed": 2_358,
-    "fusion": 14_268,
+    "fusion": 14_269,
     "integrations": 49,
     "loader": 1_296,
     "profiler": 1_174,
-    "stages": 1_851,
+    "stages": 1_850,
     "viewer": 849,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.

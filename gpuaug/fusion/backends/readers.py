@@ -252,8 +252,9 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     for array, start in zip(arrays, starts, strict=True):
         part: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer, start)
         part[...] = array
-        itemsize = part.itemsize
-        views.append((_DTYPES[part.dtype], part.shape, [stride // itemsize for stride in part.strides], start // itemsize))
+        strides = [stride // part.itemsize for stride in part.strides]
+        views.append((_DTYPES[part.dtype], part.shape, strides, start // part.itemsize))
     sent = host.to(device, non_blocking=True)
     # One view in place of a slice and a reshape, because a call of torch takes about 2 µs.
-    return [sent.view(dtype).as_strided(shape, strides, start) for dtype, shape, strides, start in views]
+    typed = {dtype: sent.view(dtype) for dtype, *_ in views}
+    return [typed[dtype].as_strided(shape, strides, start) for dtype, shape, strides, start in views]
