@@ -17,7 +17,7 @@ import torch
 from _pytest.doctest import DoctestModule
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
-from hypothesis.internal.conjecture import providers
+from hypothesis.internal.conjecture import junkdrawer, providers
 from support.process import leftovers
 from support.process.processes import share_fork_server
 
@@ -73,6 +73,9 @@ settings.register_profile("night", deadline=None, print_blob=True)  # see suppor
 settings.load_profile("gpuaug")
 # Hypothesis also tries constants of the modules that a process happens to have imported: other cases in every run.
 providers.is_local_module_file = lambda path: False
+# Hypothesis would time garbage collections in a callback. An error that torch's handler for dead workers raises in the callback
+# does not reach the test.
+junkdrawer._gc_initialized = True
 
 
 def pytest_configure(config):
