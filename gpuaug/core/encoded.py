@@ -12,6 +12,7 @@ Names of columns::
     target[]::boxes  tensor of any shape in a list of B dicts, such as the boxes of an image
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -79,12 +80,16 @@ class Format(IntEnum):
     """WebP."""
 
 
-def is_among(values: NDArray[np.integer[Any]], numbers: Sequence[int]) -> NDArray[np.bool_]:
+def is_among(values: NDArray[np.integer[Any]], numbers: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return the mask of the header fields in [0, 255] that are among ``numbers``; for a batch much faster than ``np.isin``."""
-    mask = np.zeros(256, np.bool_)
-    mask[list(numbers)] = True
-    among: NDArray[np.bool_] = mask[values]
+    among: NDArray[np.bool_] = _numbers_mask(numbers)[values]
     return among
+
+
+@functools.cache
+def _numbers_mask(numbers: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return a mask (256,) that is true at ``numbers``."""
+    return np.isin(np.arange(256), numbers)
 
 
 SAMPLE_TYPES = ("uint8", "uint16", "int16")

@@ -257,7 +257,7 @@ class Layout(BatchLayout):
             self.shapes = self._upright_shapes(self.shapes.sizes)
             requested = windows(self.shapes)  # the same windows, downsampled: they are drawn at ``Shapes.full_sizes``
         sizes = self.shapes.sizes
-        self.windows = np.column_stack([np.zeros_like(sizes), sizes])
+        self.windows = np.concatenate((np.zeros_like(sizes), sizes), 1)
         """(B, 4) top, left, height and width of the window of each upright, downsampled image.
 
         Windows may be larger than requested. Pixels that the next stage does not read are undefined.
@@ -271,9 +271,10 @@ class Layout(BatchLayout):
                     continue
                 self.windows[selected] = decoder.enlarge(self.windows[selected], table[selected], self.scales[selected])
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows, full_sizes=self.shapes.full_sizes)
-        self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
-        raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
-        self.place(self.windows[:, 2:].prod(1) * self.channels, raw_lengths)
+        areas = self.windows[:, 2] * self.windows[:, 3]  # a fifth of the time of prod(1)
+        self.undecoded_pixels = int((sizes[:, 0] * sizes[:, 1] - areas).sum())
+        raw_lengths = np.where(self.needs_postprocessing, stored[:, 0] * stored[:, 1] * self.channels, 0)
+        self.place(areas * self.channels, raw_lengths)
 
     def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
         """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes for which the crops are drawn."""
