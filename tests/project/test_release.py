@@ -227,7 +227,25 @@ def test_commands_of_the_workflow_and_of_the_release_exist(command):
     assert all((ROOT / file).exists() for file in files)
 
 
-# Slow: the command itself, and the wheel in an environment of its own.
+# Slow: the oldest versions of the extras, the command itself, and the wheel in an environment of its own.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_extras_work_in_the_oldest_versions_that_they_allow(tmp_path):
+    extras = METADATA["optional-dependencies"]
+    requirements = [Requirement(text) for extra in ("decode", "decode-cpu", "video", "cache") for text in extras[extra]]
+    oldest = [
+        f"{requirement.name}=={next(iter(requirement.specifier)).version}.*"
+        for requirement in requirements
+        if requirement.name not in ("gpuaug", "PyNvVideoCodec") and (not requirement.marker or requirement.marker.evaluate())
+    ]
+    packages = tmp_path / "packages"  # with the NumPy that they need, which may be older than that of this environment
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", packages, *oldest], check=True)
+    variables = {"PYTHONPATH": f"{packages}{os.pathsep}{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/decode", ROOT / "tests/cache"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
 def run(command, folder, environment_of, **options):

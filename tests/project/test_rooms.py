@@ -66,7 +66,7 @@ BUDGETS = {
     "cache": 1_137,
     "cli": 297,
     "core": 1_606,
-    "decode": 4_424,
+    "decode": 4_428,
     "feed": 2_358,
     "fusion": 14_269,
     "integrations": 49,

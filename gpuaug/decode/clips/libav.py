@@ -12,6 +12,9 @@ from gpuaug.decode.clips import limits
 
 INSTALL = "Run pip install 'gpuaug[video]'"
 
+OLDEST = "18.1"
+"""Oldest version of PyAV that can be used: the first whose ``VideoCodecContext`` has the attribute ``field_order``."""
+
 DEMUXERS = (
     *("mov", "matroska", "mpegts", "mpeg", "avi", "asf", "flv", "ogg", "mxf", "ivf", "gif", "nut", "rm", "swf"),
     *("h264", "hevc", "mpegvideo", "m4v"),  # without time stamps
@@ -21,10 +24,12 @@ DEMUXERS = (
 
 @cache
 def find_module() -> Any:
-    """Return the module ``av``, or ``None`` if it is not installed."""
+    """Return the module ``av``, or ``None`` if it is not installed, or older than ``OLDEST``."""
     try:
         import av
     except ImportError:
+        return None
+    if not hasattr(av.VideoCodecContext, "field_order"):
         return None
     spare_forked_children()
     return av
@@ -34,11 +39,11 @@ def required_module() -> Any:
     """Return the module ``av``.
 
     Raises:
-        DeviceError: If PyAV is not installed.
+        DeviceError: If PyAV is not installed, or too old.
     """
     av = find_module()
     if av is None:
-        raise DeviceError(f"Videos cannot be read, because PyAV is not installed. {INSTALL}.")
+        raise DeviceError(f"Videos cannot be read, because PyAV {OLDEST} or newer is not installed. {INSTALL}.")
     return av
 
 

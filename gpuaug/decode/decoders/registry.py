@@ -117,7 +117,8 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
     """
     decoder = _find_on_card(nvdec.NvDec, "cpu" if backend == "cpu" else "auto", device, _create_nvdec)
     _report_absence("clips", backend, {"nvdec": decoder})
-    pyav = PyAv() if libav.find_module() is not None else Absence(f"PyAV is not installed. {libav.INSTALL}")
+    reason = f"PyAV {libav.OLDEST} or newer is not installed. {libav.INSTALL}"
+    pyav = PyAv() if libav.find_module() is not None else Absence(reason)
     return {"nvdec": decoder, "pyav": pyav}
 
 
