@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.loader.resumed_loaders import DATA, OPTIONS, Loaded, generator
 from support.process.waiting import WAIT_S
 from torch.utils.data import DataLoader, RandomSampler, Sampler
@@ -189,8 +190,7 @@ GLOBAL = {
 """Functions that draw from the global generators: the indices of a batch, and a number."""
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("library", GLOBAL)
+@pytest.mark.parametrize(("library", "workers"), sweep(GLOBAL, [0, 1]))
 def test_a_sampler_draws_while_no_stage_is_running(library, workers):
     draw_indices, draw = GLOBAL[library]
     runs = threading.Event()

@@ -195,6 +195,7 @@ def test_the_decoder_that_batches_wait_for_is_found(monkeypatch, slow, kind):
     monkeypatch.setattr(nvjpeg_double.BatchDecoder, "decode", slowed(decode, "engines"))
     monkeypatch.setattr(nvjpeg_double.PhasedDecoder, "host_phase", slowed(nvjpeg_double.PhasedDecoder.host_phase, "hybrid"))
     monkeypatch.setattr(cpu, "decode", slowed(cpu.decode, "cpu"))
+    monkeypatch.setattr(isolated, "REPEATS", 3)
     nvjpeg_double.use(monkeypatch)
     batch = collate_encoded([(encoded(), 0), (encoded(progressive=True), 1), (encoded(8, 8, "PNG"), 2)])
     stage = DecodeStage(backend="cpu" if slow == "cpu alone" else "auto")

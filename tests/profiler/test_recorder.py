@@ -290,6 +290,7 @@ def test_recording_synchronizes_once(cuda, clocked, keeps_up):
     assert len([span for span in recorder.spans() if span.lane == CONSUMER]) == 12
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_recording_keeps_streams_ordered(name):
     watched = []

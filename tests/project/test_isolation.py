@@ -19,7 +19,7 @@ SHORT_TIMES = """
 import conftest
 from support.process import leftovers
 
-conftest.REPEAT_S, conftest.EXIT_S, leftovers.SETTLE_S = 0.5, {exit_s}, 0.5
+conftest.REPEAT_S, conftest.EXIT_S, leftovers.SETTLE_S = 0.5, {exit_s}, 0.1
 """
 
 MODULE = """
@@ -73,6 +73,7 @@ def test_leak_of_iterator_with_stopped_worker():
     os.kill(process.pid, signal.SIGSTOP)
 
 def test_failure_with_open_iterator():
+    leftovers.SETTLE_S = 30.0  # its worker ends
     batches = iter(StreamedLoader(DataLoader(range(9), num_workers=1), device="cpu"))
     next(batches)
     assert not batches

@@ -93,6 +93,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 @pytest.mark.parametrize(("sides", "size"), [((3000, 2), (6000, 3)), ((3, 9000), (2, 2000)), ((2, 7000), (2, 2600))])

@@ -45,6 +45,7 @@ BROADCAST = ("mean of Normalize_1", "std of Normalize_1")
 
 
 @pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+@pytest.mark.every(2)
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_as_many_values_as_channels_or_one_or_an_error(name, channels):

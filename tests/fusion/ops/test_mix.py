@@ -35,6 +35,7 @@ class HalfMixUp(K.RandomMixUpV2):
         self.p = 0.5
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", MIXES)
@@ -79,6 +80,7 @@ def test_mix_of_nan_inf_and_out_of_range_values_equals_kornia(name):
     torch.testing.assert_close(augment(images, draws=draws), expected, atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("p_batch", [0.5, 1.0])
 @pytest.mark.parametrize("same_on_batch", [False, True])
 @pytest.mark.parametrize("name", [*MIXES, "a subclass"])
