@@ -1,24 +1,18 @@
 """Devices: the argument ``device``, the current GPU, GPUs on which Triton cannot run, and waits of the host for a GPU."""
 
-import os
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import cuda
 
-from gpuaug.core.errors import ArgumentError, DeviceError, shown
+from gpuaug.core.errors import LIBRARY_FILES, ArgumentError, DeviceError, shown
 
 TRITON_FAILURES: dict[torch.device, str] = {}
 """GPU on which Triton cannot run the kernels of ``gpuaug.fuse`` → message of the warning or error about it."""
-
-_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-_LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
-"""Prefixes of the file names of torch, this package, the module ``warnings`` and generated code, such as ``<string>``."""
 
 
 def plain_torch_reason(device: torch.device) -> str | None:
@@ -117,6 +111,6 @@ def host_waits() -> Iterator[list[str]]:
 
 def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
     """Return ``file:line`` of the innermost frame outside torch and this package."""
-    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FILES)]
+    user_frames = [frame for frame in stack if not frame.filename.startswith(LIBRARY_FILES)]
     innermost = (user_frames or stack)[-1]
     return f"{innermost.filename}:{innermost.lineno}"

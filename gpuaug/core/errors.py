@@ -6,9 +6,12 @@ iterator that ended or a setup that is slow, has the form ``<what happened>, bec
 
 import contextlib
 import operator
+import os
 import re
+import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -19,6 +22,10 @@ T = TypeVar("T")
 
 DOCUMENTATION = "https://gpuaug.readthedocs.io/en/stable/"
 """URL of the documentation, for links in messages."""
+
+_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+LIBRARY_FILES = (*_PACKAGES, warnings.__file__, contextlib.__file__, "<")
+"""Prefixes of the file names of torch, this package, modules that both call, and generated code, such as ``<string>``."""
 
 _REPR = Repr()
 _REPR.maxstring, _REPR.maxother = 200, 80  # characters; long enough for a path
@@ -180,6 +187,11 @@ class GpuAugWarning(UserWarning):
     """A setup works, but is slower than the user may expect, or behaves differently."""
 
 
-def warn(text: str, stacklevel: int = 2) -> None:
-    """Raise a ``GpuAugWarning``. ``stacklevel``: frame to which the warning belongs. Default: the caller of the caller."""
-    warnings.warn(text, GpuAugWarning, stacklevel=stacklevel + 1)
+def warn(text: str) -> None:
+    """Raise a ``GpuAugWarning`` about the line of the user's code that runs, or on a thread of this package about its start."""
+    frame = sys._getframe(1)
+    stacklevel = 2  # of ``frame``: this function is 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARY_FILES):
+        frame = frame.f_back
+        stacklevel += 1
+    warnings.warn(text, GpuAugWarning, stacklevel=stacklevel)

@@ -18,7 +18,6 @@ import os
 import random
 import struct
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.errors import GpuAugError, warn
 from gpuaug.core.generators import GlobalGenerator, device_generator, numpy_generator, python_generator
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
@@ -119,11 +118,9 @@ class GeneratorLock:
         """Call a function that reads the user's generators, while no other thread is in a stage, and return its result."""
         is_acquired = self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)
         if not is_acquired:
-            warnings.warn(
+            warn(
                 "Random numbers outside of a stage are drawn from the state of a stage, because the stage, on another thread, "
-                f"has taken more than {DRAW_WAIT_S:.0f} s. Draw on the thread of the stage, or within a stage.",
-                GpuAugWarning,
-                stacklevel=3,
+                f"has taken more than {DRAW_WAIT_S:.0f} s. Draw on the thread of the stage, or within a stage."
             )
         try:
             return function()

@@ -18,7 +18,6 @@ engines wait for no CUDA stream: they write at once. So, for each batch:
 """
 
 import time
-import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded, EncodedClips
-from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.errors import GpuAugError, warn
 from gpuaug.core.ragged import buffer_length
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
@@ -138,11 +137,9 @@ class Decoder:
             except HostMemoryError as error:
                 self._pins_staging = False
                 reason, size_mb = str(error).partition("\n")[0], values * dtype.itemsize / 1e6
-                warnings.warn(
+                warn(
                     f"Copies of decoded images make the decoder wait, because {size_mb:.1f} MB could not be page-locked "
-                    f"({reason}). Lower depth, or batch_size of the DataLoader.",
-                    GpuAugWarning,
-                    stacklevel=2,
+                    f"({reason}). Lower depth, or batch_size of the DataLoader."
                 )
             else:
                 self._pinned = [*(reference for reference in self._pinned if reference() is not None), weakref.ref(buffer)]

@@ -6,7 +6,6 @@ as their EXIF orientation requires. A *member* is an entry of a batch.
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import ClipHeaders, Headers
-from gpuaug.core.errors import GpuAugWarning, SelectionError
+from gpuaug.core.errors import SelectionError, warn
 from gpuaug.core.targets import type_name
 from gpuaug.decode.layout import Options
 from gpuaug.stages.hints import TargetSearch
@@ -110,12 +109,10 @@ class Hints:
         self._checks_mask_values = False
         path = member.headers.member
         on = path[1:-1] if path.count("[") == 1 else "…"  # ``'image'`` for the path ``['image']``
-        warnings.warn(
+        warn(
             f"Class indices are lost in {path or 'the batch'}, because channels={member.options.channels} converts palettes and"
             f" grey of less than 8 bits to colours or shades of grey, such as {_sample(member, int(converted[0]))}. Decode "
-            f"masks in a stage before the other DecodeStage: gpuaug.DecodeStage(on={on}, channels='labels').",
-            GpuAugWarning,
-            stacklevel=2,
+            f"masks in a stage before the other DecodeStage: gpuaug.DecodeStage(on={on}, channels='labels')."
         )
 
     def _check_turned(
@@ -160,13 +157,11 @@ class Hints:
 
 def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
     """Warn that image ``index`` of a member is turned upright, and its targets are not. ``targets``: names of the targets."""
-    warnings.warn(
+    warn(
         f"{targets} may not match the images, because EXIF turns {_sample(image, index)} upright (orientation "
         f"{image.orientations[index]}), and does not turn {targets}. If they were annotated on images as stored, pass "
         "exif=False to the DecodeStage. If they were annotated on upright images, they match: disable this warning with "
-        "warnings.filterwarnings('ignore', '.*may not match the images').",
-        GpuAugWarning,
-        stacklevel=2,
+        "warnings.filterwarnings('ignore', '.*may not match the images')."
     )
 
 

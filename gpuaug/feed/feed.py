@@ -18,7 +18,6 @@ import errno
 import math
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -31,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
+from gpuaug.core.errors import ArgumentError, GpuAugError, one_of, warn
 from gpuaug.core.streams import Event, spare_forked_children
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
@@ -294,9 +293,7 @@ class Feed:
         if self._requires_ring:
             raise GpuAugError(f"The ring cannot be created, because {why}. {way_out}") from error
         self.reason = f"the memory of the ring cannot be allocated: {error}"
-        warnings.warn(
-            f"Batches travel without page-locked slots, which is slower, because {why}. {way_out}", GpuAugWarning, stacklevel=2
-        )
+        warn(f"Batches travel without page-locked slots, which is slower, because {why}. {way_out}")
 
 
 # The next two functions may run on the background thread, which makes no CUDA calls. The ring is an argument, because an

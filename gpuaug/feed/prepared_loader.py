@@ -8,7 +8,6 @@ training loop.
 """
 
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import length_hint
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from gpuaug.core.errors import ArgumentError, GpuAugWarning
+from gpuaug.core.errors import ArgumentError, warn
 from gpuaug.feed.wrapped_loader import BeginFunction, IteratorAndReader, OuterIterator, StateReader
 
 
@@ -201,10 +200,8 @@ def warn_if_not_prepared(loader: Any) -> None:
         return
     batches = length_hint(loader)
     if batches % state.num_steps:
-        warnings.warn(
+        warn(
             f"The optimizer makes no step for the last {batches % state.num_steps} of {batches} batches, because Accelerate "
             f"accumulates gradients and has not prepared the {type(loader).__name__}. Use "
-            "StreamedLoader(accelerator.prepare(dataloader), stages).",
-            GpuAugWarning,
-            stacklevel=5,  # the user's loop, which calls next() of an iterator, next() of a generator and _begin()
+            "StreamedLoader(accelerator.prepare(dataloader), stages)."
         )

@@ -25,7 +25,6 @@ import mmap
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import warn
 from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.streams import Event
 from gpuaug.feed.ring_memory import (
@@ -196,12 +195,10 @@ class Ring:
             return
         self._warned_of_size = True
         subject = "one slot takes" if self.workers == 1 else f"one slot for each of {self.workers} workers takes"
-        warnings.warn(
+        warn(
             f"Batches of {slot_bytes / 1e6:.1f} MB travel without slots, which is slower, because {subject} "
             f"{slot_bytes * self.workers} bytes and feed_bytes is {self._budget_bytes}. Raise feed_bytes of the "
-            "StreamedLoader, or lower batch_size or num_workers of the DataLoader.",
-            GpuAugWarning,
-            stacklevel=2,
+            "StreamedLoader, or lower batch_size or num_workers of the DataLoader."
         )
 
     def add_slots(self, slots_per_worker: int) -> None:
@@ -304,11 +301,9 @@ class Ring:
                 "Lower batch_size of the DataLoader, or pass feed='plain' to the StreamedLoader and pin_memory=True to the "
                 "DataLoader."
             )
-        warnings.warn(
+        warn(
             f"Copies of batches make the training thread wait, because a slot of {slot_bytes / 1e6:.1f} MB could not be "
-            f"page-locked (CUDA error {error}). {advice}",
-            GpuAugWarning,
-            stacklevel=2,
+            f"page-locked (CUDA error {error}). {advice}"
         )
 
     def free_after(self, slots: Slots, event: Event) -> None:

@@ -1,13 +1,12 @@
 """Clips of video frames: batches with five axes. Their frames are augmented as images, with one draw of parameters per clip."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from kornia import augmentation as K
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError, GpuAugWarning
+from gpuaug.core.errors import ArgumentError, warn
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import all_parts
 from gpuaug.fusion.ops.base import Size
@@ -66,11 +65,9 @@ class ClipLayout:
         looks_channels_first = frames == 3 or (frames == 1 and channels > 4)
         if self.channels_first or channels in (1, 3) or clips.shape[-1] in (1, 3, 4) or not looks_channels_first:
             return
-        warnings.warn(
+        warn(
             f"Clips of shape {tuple(clips.shape)} are augmented as {frames} frames of {channels} channels, because their axes "
-            "are (B, T, C, H, W). If they are (B, C, T, H, W), pass clips.transpose(1, 2).",
-            GpuAugWarning,
-            stacklevel=9,
+            "are (B, T, C, H, W). If they are (B, C, T, H, W), pass clips.transpose(1, 2)."
         )
 
     def size(self, shape: Any) -> Size:

@@ -328,8 +328,7 @@ class StreamedLoader:
             f"Each of {ranks} ranks reads all {len(self.dataset)} samples, because the DataLoader has a "
             f"{type(self.sampler).__name__} and no DistributedSampler. Give the DataLoader "
             "sampler=DistributedSampler(dataset) instead of shuffle. If each rank has a separate dataset, or is meant to "
-            "read all samples, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
-            stacklevel=5,  # the user's loop: the frames between are _begin(), the generator and next() of the iterator
+            "read all samples, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank."
         )
 
 

@@ -6,14 +6,13 @@ decoding divides the work for each image between host threads and the card. Thes
 
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from gpuaug.core.errors import DeviceError, GpuAugWarning
+from gpuaug.core.errors import DeviceError, warn
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips import libav
 from gpuaug.decode.decoders import nvdec
@@ -96,12 +95,10 @@ def find(backend: Backend, device: torch.device) -> DecodersByName:
         if isinstance(engines := decoders["engines"], Absence) and engines.advice:
             _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
         if nvjpeg.queues < nvjpeg.MAX_QUEUES:
-            warnings.warn(
+            warn(
                 f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
                 f"each step. Import gpuaug before anything uses the GPU, or set {nvjpeg.QUEUES}={nvjpeg.MAX_QUEUES} for the "
-                "process.",
-                GpuAugWarning,
-                stacklevel=2,
+                "process."
             )
     return {**decoders, "cpu": Cpu()}
 
@@ -196,10 +193,8 @@ def _report_absence(content: str, backend: Backend, decoders: DecodersByName) ->
                 f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {reason}. Leave it out."
             )
         if absence.advice:
-            warnings.warn(
+            warn(
                 f"The CPU decodes {content}, which may be too slow for a GPU, because the card does not decode: {reason}. "
-                f"{absence.advice}, or pass backend='cpu' to the DecodeStage.",
-                GpuAugWarning,
-                stacklevel=4,
+                f"{absence.advice}, or pass backend='cpu' to the DecodeStage."
             )
             return

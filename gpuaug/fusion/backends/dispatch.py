@@ -6,7 +6,6 @@ sample, with the parameters of all ops.
 
 import os
 import textwrap
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
-from gpuaug.core.errors import DOCUMENTATION, DeviceError, GpuAugWarning
+from gpuaug.core.errors import DOCUMENTATION, DeviceError, warn
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import patches, torch_backend
 from gpuaug.fusion.backends import tiles as torch_tiles
@@ -192,7 +191,7 @@ def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
             f"({text}). {advice}"
         )
         TRITON_FAILURES[device] = reason
-        warnings.warn(reason, GpuAugWarning, stacklevel=3)
+        warn(reason)
         return None
     TRITON_FAILURES.pop(device, None)
     return backend

@@ -11,7 +11,6 @@ The functions at the end warn about fallback modules of both libraries, which ne
 
 import functools
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
@@ -21,7 +20,7 @@ from kornia import augmentation as K
 from kornia.constants import DataKey, Resample
 from torch import nn
 
-from gpuaug.core.errors import DOCUMENTATION, GpuAugError, GpuAugWarning
+from gpuaug.core.errors import DOCUMENTATION, GpuAugError, warn
 from gpuaug.core.torchvision_types import difference, nearest_class
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, lowered
@@ -156,11 +155,9 @@ def untested_version() -> str | None:
 @functools.cache
 def warn_of_untested_version(reason: str) -> None:
     """Warn that Kornia runs all its modules. Cached, to warn once per process. ``reason``: result of ``untested_version``."""
-    warnings.warn(
+    warn(
         f"No module of Kornia is fused, because {reason}. Kornia runs every module, with tens of launches per batch for each. "
-        f'Run pip install "{REQUIREMENT}".',
-        GpuAugWarning,
-        stacklevel=4,
+        f'Run pip install "{REQUIREMENT}".'
     )
 
 
@@ -203,9 +200,7 @@ def warn_once(op: EagerOp, warned: set[str]) -> None:
         how = "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
     else:
         how = "Kornia runs it, with tens of launches per batch"
-    warnings.warn(
+    warn(
         f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
-        f"or its setting by one listed at {DOCUMENTATION}{page}/, or ignore gpuaug.GpuAugWarning if this is intended.",
-        GpuAugWarning,
-        stacklevel=4,  # the caller of gpuaug.fuse, for a warning of ``warn_when_fused``
+        f"or its setting by one listed at {DOCUMENTATION}{page}/, or ignore gpuaug.GpuAugWarning if this is intended."
     )

@@ -14,6 +14,7 @@ from support.messages.finder import KINDS, ROOT, sites
 import gpuaug
 
 FOLDER = ROOT / "tests/messages/examples"
+PACKAGE = f"{ROOT / 'gpuaug'}/"
 EXAMPLES = {}
 """Example functions by their name."""
 UNTRIED = {
@@ -130,7 +131,9 @@ class Told:
         self._warnings.__exit__(None, None, None)
         if isinstance(error, KeyboardInterrupt | AssertionError):
             return False
-        messages = [str(each.message) for each in self._caught if issubclass(each.category, gpuaug.GpuAugWarning)]
+        told = [each for each in self._caught if issubclass(each.category, gpuaug.GpuAugWarning)]
+        assert not [each for each in told if each.filename.startswith(PACKAGE)], "a warning is about a line of the user"
+        messages = [str(each.message) for each in told]
         if error is not None:
             text = text_of(str(error))
             kinds = {site.kind for site in sites() if text in site.listed} & KINDS.keys()

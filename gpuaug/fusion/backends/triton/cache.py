@@ -4,12 +4,11 @@ import atexit
 import os
 import shutil
 import tempfile
-import warnings
 from contextlib import suppress
 
 from triton import knobs
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import warn
 
 
 def use_writable_cache() -> None:
@@ -37,11 +36,9 @@ def use_writable_cache() -> None:
             for key in os.listdir(folder):
                 os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary, key))
     os.environ["TRITON_CACHE_DIR"] = temporary
-    warnings.warn(
+    warn(
         f"Triton compiles its kernels anew in every process, because its cache {folder} {reason}. "
-        "Set TRITON_CACHE_DIR to a folder that lasts, can be written and is not mounted noexec.",
-        GpuAugWarning,
-        stacklevel=2,
+        "Set TRITON_CACHE_DIR to a folder that lasts, can be written and is not mounted noexec."
     )
 
 

@@ -1,10 +1,9 @@
 """Keys of target dicts, the annotations of one image each, that hold one entry per box."""
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import warn
 
 
 def label_key(names: Iterable[Any]) -> str | None:
@@ -20,10 +19,8 @@ def label_key(names: Iterable[Any]) -> str | None:
 def check_labels_getter(name: str, getter: Any) -> None:
     """Warn that ``gpuaug.sanitize`` does not call the ``labels_getter`` of a ``SanitizeBoundingBoxes``."""
     if callable(getter):
-        warnings.warn(
+        warn(
             f"labels_getter of {name} is not used, because gpuaug.sanitize removes entries by their keys. Leave labels_getter "
             "out. If the key of the labels does not contain 'label', pass all keys with one entry per box: "
-            "gpuaug.sanitize(targets, per_box=['boxes', 'masks', …]).",
-            GpuAugWarning,
-            stacklevel=2,
+            "gpuaug.sanitize(targets, per_box=['boxes', 'masks', …])."
         )
