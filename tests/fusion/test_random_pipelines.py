@@ -57,7 +57,7 @@ def check(case, *, pickled=True):
 
 
 @pytest.mark.parametrize("kind", LOWERED, ids=lambda kind: kind.__name__)
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_each_op_equals_kornia_alone_and_behind_an_interpolation(kind, data):
     for number, case in enumerate(data.draw(cases_of(kind))):
