@@ -88,7 +88,12 @@ def test_the_epoch_after_a_loop_that_was_left_is_that_of_a_plain_dataloader(kind
     compared(kind, cls, range(1, 1 + sum(1 for _ in cls(Loaded(), **LATE[kind]()))))
 
 
-QUICK = [("shuffled by a generator", DataLoader, "workers"), ("several orders in an epoch", StatefulDataLoader, "workers")]
+QUICK = {
+    ("shuffled by a generator", DataLoader, "workers"): (1, 5),
+    ("several orders in an epoch", StatefulDataLoader, "workers"): (4, 7),
+}
+"""Numbers of batches after which the loop of a loader is left by default."""
+
 WORKERS = {
     "workers": {"num_workers": 1},
     "persistent workers": {"num_workers": 1, "persistent_workers": True},
@@ -108,7 +113,7 @@ WORKERS = {
     ],
 )
 def test_workers_are_asked_for_as_many_batches_ahead_as_those_of_a_plain_dataloader(kind, cls, workers):
-    compared(kind, cls, (1, 4, 5, 7), **WORKERS[workers])
+    compared(kind, cls, QUICK.get((kind, cls, workers), (1, 4, 5, 7)), **WORKERS[workers])
 
 
 def interleaved(loader, count, wait_s, other):
