@@ -24,8 +24,11 @@ DOCUMENTATION = "https://gpuaug.readthedocs.io/en/stable/"
 """URL of the documentation, for links in messages."""
 
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-LIBRARY_FILES = (*_PACKAGES, warnings.__file__, contextlib.__file__, "<")
-"""Prefixes of the file names of torch, this package, modules that both call, and generated code, such as ``<string>``."""
+LIBRARY_FILES = (*_PACKAGES, warnings.__file__, contextlib.__file__, "<string>", "<eval_with_key>", "<frozen ")
+"""Prefixes of the file names of torch, this package, modules that both call, and code that they generate.
+
+Code that a user types into IPython also has a name with ``<``.
+"""
 
 _REPR = Repr()
 _REPR.maxstring, _REPR.maxother = 200, 80  # characters; long enough for a path
