@@ -260,11 +260,12 @@ class Feed:
     def end_persistent_workers(self) -> None:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
         if has_persistent_workers(self.loader):
-            for iterator in (self.loader._iterator, self._ring_iterator):
+            iterators = self.loader._iterator, self._ring_iterator
+            self.loader._iterator = self._proxy = None  # first: after an interrupt, the next iteration starts new workers
+            for iterator in iterators:
                 for iteration in iterations_of(iterator):  # first: its next() would wait forever for workers that have ended
                     iteration.close()
                 end_workers(iterator)
-            self.loader._iterator = self._proxy = None
 
     def _living_rings(self) -> list[Ring]:
         """Return the current ring, and older rings that are still in use."""

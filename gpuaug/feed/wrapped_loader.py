@@ -226,7 +226,11 @@ def end_workers(iterator: Any) -> None:
             # a killed worker, in place of the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
-        shut_down()
+        try:
+            shut_down()
+        except BaseException:  # an interrupt: the iterator's finaliser has to end the workers
+            iterator._shutdown = False
+            raise
 
 
 def wake(iterator: Any) -> None:
