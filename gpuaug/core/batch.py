@@ -37,9 +37,9 @@ class has the ``to`` of its instances as an attribute, but cannot be moved.
 """
 
 
-def is_namedtuple(value: object) -> bool:
+def is_namedtuple(value: Any) -> bool:
     """Return whether ``value`` is a named tuple of ``collections.namedtuple`` or ``typing.NamedTuple``."""
-    return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_make")
+    return isinstance(value, tuple) and field_names(value.__class__) is not None
 
 
 def moves_itself(value: object) -> bool:

@@ -27,7 +27,7 @@ _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], 
 LIBRARY_FILES = (*_PACKAGES, warnings.__file__, contextlib.__file__, "<string>", "<eval_with_key>", "<frozen ")
 """Prefixes of the file names of torch, this package, modules that both call, and code that they generate.
 
-Code that a user types into IPython also has a name with ``<``.
+Not every name that begins with ``<``, because code that a user types into a shell has one: ``<stdin>``, ``<ipython-input-…>``.
 """
 
 _REPR = Repr()

@@ -226,11 +226,7 @@ def end_workers(iterator: Any) -> None:
             # a killed worker, in place of the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
-        try:
-            shut_down()
-        except BaseException:  # an interrupt: the iterator's finaliser has to end the workers
-            iterator._shutdown = False
-            raise
+        shut_down()
 
 
 def wake(iterator: Any) -> None:

@@ -2,8 +2,10 @@
 
 import gc
 import itertools
+import multiprocessing
 import random
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -109,6 +111,20 @@ def test_ctrl_c_leaves_nothing_and_the_loader_works_again(make, step, monkeypatc
             gc.collect()  # ``contextlib.ExitStack`` keeps the error of a callback, and its frames, in a reference cycle
         until(lambda before=before: not grown(before))
     assert at > step
+
+
+def test_a_loop_begins_anew_after_ctrl_c_in_the_end_of_persistent_workers():
+    loader = LOADERS["persistent workers with ring"][0]()
+    want = values(loader)
+    for at in itertools.count(1):
+        with suppress(KeyboardInterrupt), Interrupt(at, within="feed/wrapped_loader.py") as interrupt:
+            loader.close()
+        if interrupt.place is None:
+            break
+        loader.set_epoch(0)
+        assert values(loader) == want, interrupt.place
+    assert at > 5
+    until(lambda: not multiprocessing.active_children())
 
 
 def test_gradients_are_computed_after_an_interrupt_in_a_block_without():

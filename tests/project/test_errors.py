@@ -5,6 +5,7 @@ import builtins
 import re
 import tomllib
 from collections import Counter, defaultdict
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def test_an_error_can_be_caught_as_gpuaugs_and_as_pythons(name, builtin):
 def test_a_warning_is_a_users_and_no_error():
     assert issubclass(gpuaug.GpuAugWarning, UserWarning)
     assert not issubclass(gpuaug.GpuAugWarning, gpuaug.GpuAugError)
+
+
+@pytest.mark.parametrize("file", ["train.py", "<stdin>", "<ipython-input-1-0123456789ab>"])
+def test_a_warning_is_about_the_line_of_the_user_that_runs(file):
+    code = "def step(warn):\n    with ExitStack() as stack:\n        stack.callback(warn, 'text')\n"  # left at line 2
+    exec(compile(code, file, "exec"), names := {"ExitStack": ExitStack})
+    with pytest.warns(gpuaug.GpuAugWarning) as told:
+        names["step"](errors.warn)
+    assert (told[0].filename, told[0].lineno) == (file, 2)
 
 
 def test_every_error_is_public():

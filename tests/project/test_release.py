@@ -23,6 +23,7 @@ from support.public import llms
 
 import gpuaug
 from bench.figures import tables
+from gpuaug.decode.clips import libav
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -68,6 +69,11 @@ def test_recipe_for_conda_has_the_requirements_of_the_package():
     scripts = [f"{name} = {target}" for name, target in METADATA["scripts"].items()]
     assert recipe["build"]["python"]["entry_points"] == scripts
     assert recipe["about"]["summary"] == METADATA["description"]
+
+
+def test_message_about_an_old_pyav_names_the_version_that_the_extra_requires():
+    requirements = [Requirement(text) for text in METADATA["optional-dependencies"]["video"]]
+    assert [str(each.specifier) for each in requirements if each.name == "av"] == [f">={libav.OLDEST}"]
 
 
 def test_package_imports_no_module_of_the_network():

@@ -67,7 +67,7 @@ BUDGETS = {
     "cli": 297,
     "core": 1_609,
     "decode": 4_415,
-    "feed": 2_352,
+    "feed": 2_348,
     "fusion": 14_254,
     "integrations": 49,
     "loader": 1_295,

@@ -241,7 +241,7 @@ def sites_of(folder, raised):
             text, checks = node.args[0], kind in CHECKS
             if file.path.name == "errors.py" and kind == "warn":
                 continue
-            if "GpuAugWarning" in map(ast.unparse, node.args[1:]) or called == "warn":
+            if called == "warn":
                 kind = "GpuAugWarning"
             elif kind == "add_note" and file.path.name != "errors.py":
                 text, kind = node.args[-1], "note"
