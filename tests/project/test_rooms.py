@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_609,
     "decode": 4_415,
     "feed": 2_348,
-    "fusion": 14_254,
+    "fusion": 14_257,
     "integrations": 49,
     "loader": 1_295,
     "profiler": 1_174,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from gpuaug.core.ragged import Ragged, buffer_length
 from gpuaug.fusion.backends.readers import send
@@ -111,8 +112,7 @@ class Resampling:
         if image.shape[1:] == (height, width):
             return image
         mode = "bicubic" if self.cubic else "bilinear"
-        size = height, width
-        image = torch.nn.functional.interpolate(image[None], size, mode=mode, align_corners=False, antialias=True)[0]
+        image = functional.interpolate(image[None], (height, width), mode=mode, align_corners=False, antialias=True)[0]
         return image.clamp_(0, 255).round_() if self.rounds else image
 
     @functools.cache  # noqa: B019  # keeps 3 KiB per device and dtype
@@ -141,7 +141,7 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         resized = resampling.resized(image.float(), resized_height, resized_width)
         # Distances of the region's edges from the resized image: negative numbers crop, positive numbers pad.
         edges = (-left, left + width - resized_width, -top, top + height - resized_height)
-        values = resampling.values(torch.nn.functional.pad(resized, edges))
+        values = resampling.values(functional.pad(resized, edges))
         target = arrangement.order.view(out, first_value, height, width)
         target.copy_(values.view(target.shape[0], 1, *target.shape[2:]))
     return [out, *send(arrangement.others, images.device)]

@@ -246,15 +246,15 @@ _DTYPES = {np.dtype(str(dtype).removeprefix("torch.")): dtype for dtype in (torc
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     """Return copies of arrays of int64, int32 or float32 on a device: one asynchronous copy from pinned memory."""
     starts = [0, *accumulate(-(-array.nbytes // 8) * 8 for array in arrays)]  # aligned for every dtype
-    host = torch.empty(starts.pop(), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+    host = torch.empty(starts.pop() // 8, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     buffer = host.numpy()
-    views: list[tuple[torch.dtype, Sequence[int], Sequence[int], int]] = []
+    views: list[tuple[np.dtype[Any], Sequence[int], Sequence[int], int]] = []
     for array, start in zip(arrays, starts, strict=True):
         part: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer, start)
         part[...] = array
         strides = [stride // part.itemsize for stride in part.strides]
-        views.append((_DTYPES[part.dtype], part.shape, strides, start // part.itemsize))
+        views.append((part.dtype, part.shape, strides, start // part.itemsize))
     sent = host.to(device, non_blocking=True)
-    # One view in place of a slice and a reshape, because a call of torch takes about 2 µs.
-    typed = {dtype: sent.view(dtype) for dtype, *_ in views}
+    # One view in place of a slice and a reshape, because a call of torch takes 2 to 7 µs.
+    typed = {dtype: sent if dtype == np.int64 else sent.view(_DTYPES[dtype]) for dtype, *_ in views}
     return [typed[dtype].as_strided(shape, strides, start) for dtype, shape, strides, start in views]

@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -105,11 +106,11 @@ class Family:
 
     def arrangement(self, sizes: Sizes) -> Arrangement:
         """Return the arrangement of images, which are one after the other in the source."""
-        areas = sizes[:, 0] * sizes[:, 1] * 3
         resized = self.targets(sizes)
         grids = self.grids(resized)
         shape, order, offsets, padded = self.arrange(grids)
-        regions = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, *self.regions(resized)])
+        lengths = sizes[:, 0] * sizes[:, 1] * 3
+        regions = np.column_stack([lengths.cumsum() - lengths, sizes, offsets, resized, *self.regions(resized)])
         return Arrangement(shape, order, regions, padded, self.results(grids))
 
 
@@ -197,13 +198,14 @@ class QwenFamily(Family):
         # Sides are multiples of the side of a group of patches, rounded to the nearest, or so that the number of pixels is in
         # range.
         factor = self.patch * self.merge
-        pixels = sizes[:, :1] * sizes[:, 1:]
-        rounded = np.rint(sizes / factor)
-        shrink = np.sqrt(pixels / self.max_pixels)
-        smaller = np.maximum(1, np.floor(sizes / shrink / factor))
-        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor)
-        area = rounded[:, :1] * rounded[:, 1:] * factor**2
-        counts = np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded))
+        counts = np.rint(sizes / factor)
+        area = counts[:, :1] * counts[:, 1:] * factor**2
+        if (area > self.max_pixels).any() or (area < self.min_pixels).any():
+            pixels = sizes[:, :1] * sizes[:, 1:]
+            shrink = np.sqrt(pixels / self.max_pixels)
+            smaller = np.maximum(1, np.floor(sizes / shrink / factor))
+            larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor)
+            counts = np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, counts))
         return counts.astype(np.int64) * factor
 
     def grids(self, resized: Sizes) -> Sizes:
@@ -236,24 +238,29 @@ class Siglip2Family(Family):
         # transformers bisects scales from eps / 10 to 100, and ends at most eps below the largest scale that fits. Mostly all
         # scales in between give the same numbers of patches. The largest scale follows from the largest grids.
         eps = 1e-5
-        short = np.arange(1, math.isqrt(self.most) + 1)
-        long = self.most // short
-        rows, columns = np.concatenate((short, long)), np.concatenate((long, short))
-        largest = self.patch * np.minimum(rows / sizes[:, :1], columns / sizes[:, 1:]).max(1)
-        upper = np.clip(largest * (1 - 1e-14), eps / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
+        sides = sizes.T.astype(np.float64)
+        largest = self.patch * np.minimum(*(self._largest_grids / sides[:, None])).max(0)
+        upper = (largest * (1 - 1e-14)).clip(eps / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
         lower = np.maximum(upper - 1.1 * eps, eps / 10)
-        if (self._patches(sizes, lower) != self._patches(sizes, upper)).any():
+        if (self._patches(sides, lower) != self._patches(sides, upper)).any():
             # The bisection, with the same roundings, for all images at once.
             lower, upper = np.full((2, len(sizes)), [[eps / 10], [100]])
             while (upper - lower >= eps).any():
                 scale = (lower + upper) / 2
-                fits = self._patches(sizes, scale).prod(0) <= self.most
+                fits = self._patches(sides, scale).prod(0) <= self.most
                 lower, upper = np.where(fits, (scale, upper), (lower, scale))
-        return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
+        return (self._patches(sides, lower).T * self.patch).astype(np.int64)
 
-    def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the numbers of patches along height and width of scaled images, (2, N)."""
-        return np.maximum(np.ceil(sizes.T * scale / self.patch), 1)
+    @cached_property
+    def _largest_grids(self) -> NDArray[np.float64]:
+        """Grids of at most ``most`` patches that have more with a further row or column: rows and columns, (2, K, 1)."""
+        short = np.arange(1.0, math.isqrt(self.most) + 1)
+        long = self.most // short
+        return np.array(((*short, *long), (*long, *short)))[..., None]
+
+    def _patches(self, sides: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the numbers of patches along the sides, (2, N), of scaled images."""
+        return np.maximum(np.ceil(sides * scale / self.patch), 1)
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
         """Return the grids, and before them the mask of the patches."""

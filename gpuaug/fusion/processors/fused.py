@@ -93,10 +93,8 @@ class FusedProcessor(nn.Module):
             raise ArgumentError(
                 f"images must be whole images, got windows of {images}. Remove the crop between DecodeStage and this stage."
             )
-        family = definition.family
-        with torch.no_grad():
-            arrangement = family.arrangement(shapes.sizes)
-            return family.Output(*dispatch.write_patches(images, arrangement, definition.resampling, dtype))
+        arrangement = definition.family.arrangement(shapes.sizes)
+        return definition.family.Output(*dispatch.write_patches(images, arrangement, definition.resampling, dtype))
 
     def extra_repr(self) -> str:
         """Class of the processor and output dtype."""

@@ -184,7 +184,7 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     with on_device(images.device):
         regions, *others = send((arrangement.regions, *arrangement.others), images.device)
         out = arrangement.allocate(dtype, images.device)
-        tile_count = int((-(-arrangement.regions[:, 8:10] // TILE)).prod(1).max())
+        tile_count = int((-(-arrangement.regions[:, 8] // TILE[0]) * -(-arrangement.regions[:, 9] // TILE[1])).max())
         *strides, repeats = arrangement.order
         constants = images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats, *TILE
         launch = launch_for(patches_kernel, (dtype,), constants, num_warps=1)
