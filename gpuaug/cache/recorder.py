@@ -70,8 +70,8 @@ class Recorder:
         """``_shard_key`` → rows of the next shard. Used by the background thread only."""
         self._flushed_s = 0.0
         """``time.monotonic()`` at the last write of all shards, or when the thread was started."""
-        self._error: BaseException | None = None
-        """Error of the background thread that ``poll`` has not raised yet."""
+        self._errors: list[BaseException] = []
+        """Errors of the background thread that ``poll`` has not raised yet."""
         self._has_failed = False
         """Whether rows could not be written in this epoch. Then no more rows of the epoch are written."""
         self.written = 0
@@ -122,9 +122,8 @@ class Recorder:
         while self._waiting and (reading := self._waiting[0].reading) is not None and reading.done():
             # Freed here, because the background thread, which may still refer to the record, must not free page-locked memory.
             self._waiting.popleft().rows.columns.clear()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._errors:
+            raise self._errors.pop()
 
     def close(self, *, raises: bool = True) -> None:
         """Write all rows, end the background thread, and wait for it.
@@ -173,7 +172,7 @@ class Recorder:
             self._flushed_s = time.monotonic() if writes_all else self._flushed_s
         except BaseException as error:  # raised on the training thread
             # The traceback is removed, because it refers to rows, whose memory this thread must not be the last to free.
-            self._error = error.with_traceback(None)
+            self._errors.append(error.with_traceback(None))
             self._has_failed = True
             self._shards.clear()
 

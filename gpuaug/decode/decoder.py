@@ -201,7 +201,7 @@ class Decoder:
                 errors.append(error)
             self.waited_s[name] += time.perf_counter() - start
         if errors:
-            raise errors[0]
+            raise errors.pop(0)
         return events
 
 

@@ -193,7 +193,7 @@ class EpochIndices(Iterator[Any]):
         """Items of the sampler that ``begin`` has read and that were not returned yet."""
         self._checksums = array("I", [0])
         """Checksum of the first n items of the sampler, at index n."""
-        self._error: Exception | None = None
+        self._errors: list[Exception] = []
         """Error of the sampler when it was read ahead, raised after the items before it."""
         self._lock = threading.Lock()
         """Lock of the sampler's iterator: the pulling thread and ``read_to_end`` read it."""
@@ -249,12 +249,12 @@ class EpochIndices(Iterator[Any]):
             read = partial(self._read, max(1, start.batches, num_compared))
             self._read_ahead.extend(self.draws_ahead.read_first(read))
         except Exception as error:
-            self._error = error
+            self._errors.append(error)
         if torch.equal(self._states[GLOBAL], torch.default_generator.get_state()):
             del self._states[GLOBAL]  # the sampler does not draw from torch's global generator
         self.start_state = self._source.state(self._states, self._epochs)
         _open.add(self)
-        if self._error is None:
+        if not self._errors:
             # The order of another rank differs rightly, so it is not compared.
             is_same_rank = saved.get("rank") == self.start_state["rank"]
             self._has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
@@ -275,7 +275,7 @@ class EpochIndices(Iterator[Any]):
                     if not items:
                         return
             except Exception as error:
-                self._error = error
+                self._errors.append(error)
 
     def _read(self, count: int) -> list[Any]:
         """Return the next ``count`` items of the user's sampler, or fewer at its end, and extend the checksums."""
@@ -304,8 +304,8 @@ class EpochIndices(Iterator[Any]):
         with self._lock:
             if self._read_ahead:
                 return self._read_ahead.popleft()
-            if self._error is not None:
-                raise self._error
+            if self._errors:
+                raise self._errors.pop()
             for item in self.draws_ahead.read(len(self._checksums) - 1, partial(self._read, 1)):
                 return item
         raise StopIteration

@@ -85,7 +85,10 @@ class EndlessBatches:
         assert pulled is not None  # because of block=True
         if pulled.error is not None:
             add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured alone.")
-            raise pulled.error
+            try:
+                raise pulled.error
+            finally:
+                del pulled  # otherwise a reference cycle through the traceback would keep the error and the batch alive
         # Workers may have read rows of a feature cache in place of encoded images.
         pulled.batch = None if pulled.ended else self._iterator.without_rows(pulled.batch)
         return None if pulled.ended else pulled

@@ -413,7 +413,9 @@ class _Branch:
                 with self._generators.keyed(key):
                     return self.runner.run(values, iterator_state.setdefault(self._name, Signatures()))
             except BaseException as error:
-                self._recover(error)
+                self._renew_generators()
+                if not isinstance(error, CaptureError):
+                    raise
             finally:
                 self._warn_if_eager(self.runner)
         with self._generators.keyed(key):
@@ -430,18 +432,14 @@ class _Branch:
                 with self._generators.keyed(0):  # any key: the results are not used
                     self.runner.capture(zeros)
         except BaseException as error:
-            self._recover(error)
+            self._renew_generators()
+            if not isinstance(error, CaptureError):
+                raise
 
-    def _recover(self, error: BaseException) -> None:
-        """Replace the generators after an error, unless graphs use them: a failed capture may leave them in capture mode.
-
-        Raises:
-            BaseException: ``error``, unless it is a ``CaptureError``.
-        """
+    def _renew_generators(self) -> None:
+        """Replace the generators after an error, unless graphs use them: a failed capture may leave them in capture mode."""
         if self.runner is None or len(self.runner) == 0:
             self._generators = Generators(self._device, libraries=True)
-        if not isinstance(error, CaptureError):
-            raise error
 
     def _warn_if_eager(self, runner: GraphRunner) -> None:
         """Warn, once per reason, if the encoder cannot be captured or a graph exceeds the memory limit."""

@@ -11,13 +11,15 @@ import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
 from support import internals
+from support.gpu.host_graphs import install, on_lanes
 from support.gpu.lanes import OnLanes
 from support.process import processes
 from support.process.waiting import until
+from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import IteratorEndedError, TransformStage
+from gpuaug import FeatureStage, IteratorEndedError, TransformStage
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -76,6 +78,31 @@ def test_an_error_forms_no_reference_cycle_with_persistent_workers(cause, make):
         iterator = weakref.ref(wrapped._iterator)
         del wrapped, loader
         assert iterator() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_an_error_of_an_encoder_keeps_none_of_its_frames(monkeypatch, error):
+    """A frame holds the batch on the device, and an interrupted context manager, which restores when it is freed."""
+    install(monkeypatch)
+    images = []
+
+    class Fails(nn.Module):
+        def forward(self, batch):
+            images.append(weakref.ref(made := batch + 1))
+            raise error(made.shape)
+
+    def fail():
+        with suppress(error):
+            next(iter(on_lanes(torch.ones(2, 3), FeatureStage(Fails()))))
+
+    fail()  # torch imports its compiler at the first operation of an encoder, which keeps frames, too
+    gc.collect()
+    gc.disable()
+    try:
+        fail()
+        assert images[1]() is None
     finally:
         gc.enable()
 

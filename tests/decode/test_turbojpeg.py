@@ -179,8 +179,9 @@ def test_damaged_files_have_the_pixels_of_pil_or_are_refused(seeds):
     for seed in seeds:
         draw = random.Random(seed)
         file = bytearray(jpeg(50, 70, draw.choice(SUBSAMPLINGS), draw.choice(WINDOW_CODINGS)))
+        first_scan = scans_of(file)[0]
         for _ in range(draw.choice((1, 1, 3))):
-            file[draw.randrange(scans_of(file)[0] if draw.random() < 0.7 else 2, len(file))] ^= 1 << draw.randrange(8)
+            file[draw.randrange(first_scan if draw.random() < 0.7 else 2, len(file))] ^= 1 << draw.randrange(8)
         file, scale, channels = bytes(file), draw.choice((1, 1, 2, 4, 8)), draw.choice((3, 1))
         window = next(some_windows(-(-50 // scale), -(-70 // scale), 1, seed))
         made = decoded(file, window, channels, scale, full=(50, 70))

@@ -63,16 +63,16 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 87,
     "benchkit": 753,
-    "cache": 1_137,
+    "cache": 1_136,
     "cli": 297,
     "core": 1_609,
-    "decode": 4_415,
+    "decode": 4_416,
     "feed": 2_348,
-    "fusion": 14_257,
+    "fusion": 14_256,
     "integrations": 49,
     "loader": 1_295,
-    "profiler": 1_174,
-    "stages": 1_850,
+    "profiler": 1_177,
+    "stages": 1_852,
     "viewer": 849,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.

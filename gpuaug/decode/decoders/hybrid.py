@@ -192,9 +192,12 @@ class Hybrid(FileDecoder):
             except RuntimeError as error:  # a thread could not be started, but others may be running
                 for file_index in batch.pending:
                     batch.ready.put(_Call([file_index], [], [error]))
-            return self._card_phases(batch, lane)
+            event, errors = self._card_phases(batch, lane)
         finally:
             resources.card_lanes.put(lane)
+        if errors:
+            raise errors.pop(0)
+        return event
 
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
         """Run host phases of a batch, several per call, until no image is pending. Runs on several threads for one batch."""
@@ -256,12 +259,16 @@ class Hybrid(FileDecoder):
         for file_index, state in zip(call.file_indices, call.states, strict=False):
             self._pools[batch.pool_keys[file_index]].idle.put(state)
 
-    def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
-        """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
+    def _card_phases(self, batch: "_Batch", lane: Lane) -> tuple[Event, list[BaseException]]:
+        """Queue the card phase of each image when its host phase has ended.
+
+        Returns:
+            Event after all card phases, and the errors of the phases.
+        """
         # Calls whose states are in use, in order, and the events after their card phases.
         calls, events = deque[_Call](), deque[Event]()
         unfinished = len(batch.files)
-        error: BaseException | None = None
+        errors: list[BaseException] = []
         try:
             while unfinished or calls:
                 # Put states back before waiting for host phases, which may be waiting for states.
@@ -281,7 +288,7 @@ class Hybrid(FileDecoder):
                 outcomes = {**dict(enumerate(call.outcomes)), **dict(zip(positions, card_outcomes, strict=True))}
                 for position, outcome in outcomes.items():
                     if isinstance(outcome, BaseException):
-                        error = error or outcome
+                        errors.append(outcome)
                     elif outcome:
                         batch.work.problems[int(files["index"][position])] = outcome
         except BaseException:  # such as a failed event, after which the card does no more work
@@ -293,9 +300,7 @@ class Hybrid(FileDecoder):
                 self._put_back(batch, call)
                 unfinished -= len(call.file_indices)
             raise
-        if error is not None:
-            raise error
-        return lane.record_event()
+        return lane.record_event(), errors
 
 
 class _PoolKey(NamedTuple):

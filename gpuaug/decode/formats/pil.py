@@ -65,14 +65,14 @@ def open_image(data: memoryview, names: tuple[str, ...]) -> Any:
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
     Image.init()
-    last_error = None
+    errors = []
     for factory in [Image.OPEN[name][0] for name in names if name in Image.OPEN]:
         try:
             return factory(io.BytesIO(data), "")
         except Exception as error:  # AVIF and HEIF share signatures
-            last_error = error
-    if last_error is not None:
-        raise last_error
+            errors.append(error)
+    if errors:
+        raise errors.pop()
     return None
 
 

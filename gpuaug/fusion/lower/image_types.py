@@ -177,12 +177,12 @@ class ImageTypes:
         if self.at_most_one and (mean > 1 or std > _MOST_DEVIATION):
             # With a conversion, the input of the pipeline is integers of any type, so the error names the divisor of each type.
             types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self.has_conversion else ""
-            error = ArgumentError(
+            reason = (
                 f"mean and std of {op.name} must be for images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "
                 f"Divide both by {self.largest}{types}."
             )
             if self.has_conversion:
-                raise error
-            self._refuse(error)
+                raise ArgumentError(reason)
+            self._refuse(ArgumentError(reason))
         self.at_most_one = False
         self.float_largest = 1
