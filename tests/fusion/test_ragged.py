@@ -132,11 +132,11 @@ PIPELINES = {
         v2.RandomResizedCrop(16),
         v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomInvert(1.0)], p=0.5),
     ],
-    "light first": lambda: [
+    "light": lambda: [
+        K.RandomResizedCrop((12, 14)),
         K.RandomGaussianIllumination((0.3, 0.5), p=0.8),
         K.RandomLinearIllumination(0.4, p=0.8),
         K.RandomLinearCornerIllumination(0.4, p=0.8),
-        K.RandomResizedCrop((12, 14)),
     ],
     "colours first": lambda: [v2.RandomInvert(), v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)],
     "turned first": lambda: [K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((12, 14))],
