@@ -19,7 +19,6 @@ import random
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
@@ -351,11 +350,16 @@ class Generators:
             generator_lock.__exit__()
 
     def restore(self) -> None:
-        """Restore the states that the generators had before the context. A second call does nothing."""
+        """Restore the states that the generators had before the context. A second call does nothing, if no function raised."""
         if not self._restores:
             return
         _local.call_seeds = self._outer
-        with ExitStack() as stack:  # calls all functions, also if one of them raises
-            for restore in self._restores:
-                stack.callback(restore)
+        errors = []
+        for restore in self._restores:
+            try:
+                restore()
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors.pop()
         self._restores = []

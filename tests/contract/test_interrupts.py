@@ -81,7 +81,16 @@ EVERYWHERE = (pytest.mark.slow, pytest.mark.timeout(1800))  # a minute each on a
 CASES += [pytest.param(make, 1, id=f"{name}, everywhere", marks=EVERYWHERE) for name, (make, _) in LOADERS.items()]
 
 
+@pytest.fixture
+def without_garbage_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize(("make", "step"), CASES)
+@pytest.mark.usefixtures("without_garbage_collector")
 def test_ctrl_c_leaves_nothing_and_the_loader_works_again(make, step, monkeypatch):
     def read():
         loader.set_epoch(0)
@@ -104,13 +113,28 @@ def test_ctrl_c_leaves_nothing_and_the_loader_works_again(make, step, monkeypatc
         if interrupt.place is None:
             break
         assert generators() == found, interrupt.place
+        assert interrupt.error() is None, interrupt.place  # its frames hold the batch
         assert returned(read) == [want], interrupt.place
         if interrupt.place in ("private_memfd", "Memory.__init__", "_close_in"):
             before = taken()  # a descriptor is lost that has no name yet, or whose finaliser heard it
-        if interrupt.place.endswith(".restore"):
-            gc.collect()  # ``contextlib.ExitStack`` keeps the error of a callback, and its frames, in a reference cycle
         until(lambda before=before: not grown(before))
     assert at > step
+
+
+@pytest.mark.parametrize("file", ["rng", "generators"])
+@pytest.mark.usefixtures("without_garbage_collector")
+def test_ctrl_c_while_generators_are_seeded_or_restored_leaves_them_and_is_freed_at_once(file):
+    loader = of_list()
+    want, found = values(loader), generators()
+    for at in itertools.count(1):
+        loader.set_epoch(0)
+        with suppress(KeyboardInterrupt), Interrupt(at, within=f"core/{file}.py") as interrupt:
+            assert values(loader) == want
+        if interrupt.place is None:
+            break
+        assert generators() == found, interrupt.place
+        assert interrupt.error() is None, interrupt.place
+    assert at > 20
 
 
 def test_a_loop_begins_anew_after_ctrl_c_in_the_end_of_persistent_workers():

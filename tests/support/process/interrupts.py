@@ -3,6 +3,7 @@
 import dis
 import os
 import sys
+import weakref
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,10 @@ def places(code):
     return jumps | {after.offset for before, after in pairwise(instructions) if before.opname in HEARS}
 
 
+class Error(KeyboardInterrupt):
+    """An interrupt that may be referenced weakly."""
+
+
 class Interrupt:
     """Raises ``KeyboardInterrupt`` on this thread at the ``at``-th place, counted from 1, where a signal may be heard.
 
@@ -37,6 +42,8 @@ class Interrupt:
         self._within = str(ROOT / within)
         self.place = None
         """The function that it was raised in, or ``None`` if there were fewer places."""
+        self.error = None
+        """Weak reference to the error that was raised."""
 
     def __enter__(self):
         self._outer = sys.gettrace()
@@ -58,5 +65,10 @@ class Interrupt:
             self.count += 1
             if self.count == self._at:
                 self.place = frame.f_code.co_qualname
-                raise KeyboardInterrupt
+                raise self._new_error()
         return self._opcode
+
+    def _new_error(self):
+        error = Error()
+        self.error = weakref.ref(error)
+        return error
