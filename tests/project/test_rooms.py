@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_613,
     "decode": 4_416,
     "feed": 2_348,
-    "fusion": 14_256,
+    "fusion": 14_257,
     "integrations": 49,
     "loader": 1_295,
     "profiler": 1_177,

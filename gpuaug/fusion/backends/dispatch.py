@@ -180,11 +180,12 @@ def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
         text = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_QUOTED, placeholder=" …")
         advice = f"See what Triton needs, such as a C compiler: {DOCUMENTATION}containers/#what-triton-needs."
         if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
-            TRITON_FAILURES[device] = (
+            reason = (
                 f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton cannot run a kernel there "
                 f"({text}). {advice}"
             )
-            raise DeviceError(TRITON_FAILURES[device]) from error
+            TRITON_FAILURES[device] = reason
+            raise DeviceError(reason) from error
         reason = (
             f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton cannot run a kernel there "
             f"({text}). {advice}"
