@@ -194,7 +194,7 @@ class EpochIndices(Iterator[Any]):
         self._checksums = array("I", [0])
         """Checksum of the first n items of the sampler, at index n."""
         self._errors: list[Exception] = []
-        """Error of the sampler when it was read ahead, raised after the items before it."""
+        """Errors of the sampler when it was read ahead. The last is raised after the items before it."""
         self._lock = threading.Lock()
         """Lock of the sampler's iterator: the pulling thread and ``read_to_end`` read it."""
         self.start_state: dict[str, Any] = {}
