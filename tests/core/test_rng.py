@@ -4,6 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +14,7 @@ from support.process.waiting import WAIT_S
 
 from gpuaug import GpuAugError, GpuAugWarning
 from gpuaug.core import rng
-from gpuaug.core.generators import GlobalGenerator
+from gpuaug.core.generators import GlobalGenerator, host_states
 from gpuaug.core.rng import CallSeeds, Generators, Position, default_seed, following_seeds, next_seed
 
 CPU = torch.device("cpu")
@@ -291,6 +292,17 @@ def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
     seed = next_seed()
     torch.set_rng_state(before)
     assert next_seed() == seed
+
+
+def test_generators_behind_one_that_cannot_be_restored_are_restored(monkeypatch):
+    def fail(state):
+        raise LookupError("its own")
+
+    monkeypatch.setattr(rng, "python_generator", lambda: GlobalGenerator(lambda: partial(fail, None), lambda key: None))
+    state = host_states()
+    with pytest.raises(LookupError, match="its own"), Generators(CPU, libraries=True).keyed(1):
+        np.random.rand()
+    assert host_states() == state
 
 
 def test_calls_that_an_interrupt_kept_open_give_no_seeds_once_recovered():

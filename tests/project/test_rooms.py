@@ -66,7 +66,7 @@ BUDGETS = {
     "cache": 1_136,
     "cli": 297,
     "core": 1_613,
-    "decode": 4_416,
+    "decode": 4_415,
     "feed": 2_348,
     "fusion": 14_257,
     "integrations": 49,

@@ -79,7 +79,7 @@ def test_tensors_do_not_depend_on_default_device_and_dtype():
     assert found == []
 
 
-KEPT_ERRORS = {"state", "position.source"}
+KEPT_ERRORS = {("gpuaug/feed/stateful.py", "state"), ("gpuaug/loader/checkpoint.py", "position.source")}
 """Errors that belong to the state of a loader, which keeps them after they were raised."""
 
 
@@ -87,17 +87,19 @@ def test_no_variable_holds_an_error_that_is_raised():
     """The error holds its frames by the traceback, and would hold itself: nothing would be freed until a garbage collection."""
     found = []
     for path, nodes in nodes_of("gpuaug"):
-        deleted = {
-            ast.unparse(target)
+        raised_and_deleted = {
+            (inner, ast.unparse(target))
             for node in nodes
             if isinstance(node, ast.Try)
             for statement in node.finalbody
-            for target in getattr(statement, "targets", ())
+            for target in (statement.targets if isinstance(statement, ast.Delete) else ())
+            for inner in node.body
         }
         for node in nodes:
             name = ast.unparse(node.exc) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.expr) else ""
             is_variable = name and not isinstance(node.exc, ast.Call) and not name[0].isupper()
-            if is_variable and name.partition(".")[0] not in deleted and name not in KEPT_ERRORS:
+            is_freed = (node, name.partition(".")[0]) in raised_and_deleted or (str(path), name) in KEPT_ERRORS
+            if is_variable and not is_freed:
                 found.append(f"{path}:{node.lineno}: raise {name}")
     assert found == []
 

@@ -65,14 +65,13 @@ def open_image(data: memoryview, names: tuple[str, ...]) -> Any:
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
     Image.init()
-    errors = []
-    for factory in [Image.OPEN[name][0] for name in names if name in Image.OPEN]:
+    factories = [Image.OPEN[name][0] for name in names if name in Image.OPEN]
+    for factory in factories:
         try:
             return factory(io.BytesIO(data), "")
-        except Exception as error:  # AVIF and HEIF share signatures
-            errors.append(error)
-    if errors:
-        raise errors.pop()
+        except Exception:  # AVIF and HEIF share signatures
+            if factory is factories[-1]:
+                raise
     return None
 
 
