@@ -18,10 +18,11 @@ from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.pixel_math import nearest_integer
 from gpuaug.fusion.backends.triton.taps import filter_weight
 
-TILE = (8, 32)
+TILE = (4, 32)
 """(height, width) of the tile of a block, which is one warp: a thread computes a column.
 
-Higher tiles need more registers: with 16 lines a batch takes 1.8 times as long (64 photographs, Qwen2-VL, H200, 2026-11-29).
+Larger tiles read fewer lines twice, but need more registers, so that fewer blocks run at once. With (8, 32) a batch takes 1.1 to
+1.4 times as long, with (2, 64) 1.1 to 1.5 times (64 photographs; Qwen2-VL, SigLIP2 and CLIP; H200, 2026-12-01).
 """
 
 COLUMN_COUNT = tl.constexpr(10)
@@ -49,32 +50,38 @@ def source_range(pixel, resized_length, source_length, FILTER: tl.constexpr):
 
 @triton.jit
 def tap_weight(tap, first, end, distance, shrink, FILTER: tl.constexpr):
-    """Return (whether source pixel ``first + tap`` is in the range of ``source_range``, its weight, 0 outside of the range)."""
-    is_tap = first + tap < end
-    return is_tap, tl.where(is_tap, filter_weight((tap + distance + 0.5) * shrink, FILTER), 0.0)
+    """Return the weight of source pixel ``first + tap``, which is 0 outside of the range of ``source_range``."""
+    return tl.where(first + tap < end, filter_weight((tap + distance + 0.5) * shrink, FILTER), 0.0)
 
 
 @triton.jit
-def store_channel(total, channel, inverse, inside, levels, out, mask, strides, ROUNDS: tl.constexpr, REPEATS: tl.constexpr):
+def quotient(index, divisor):
+    """Return ``index // divisor`` for 0 <= ``index`` < 2²² and ``divisor`` > 0, faster than by a division of integers."""
+    # The quotient of ``index + 0.5`` is at least 0.5 / divisor away from an integer. Its rounding error is smaller.
+    return ((index.to(tl.float32) + 0.5) * tl.div_rn(1.0, divisor.to(tl.float32))).to(tl.int32)
+
+
+@triton.jit
+def store_channel(total, channel, inverse, levels, out, offset, mask, strides, ROUNDS: tl.constexpr, REPEATS: tl.constexpr):
     """Convert one channel of a tile to values, and store ``REPEATS`` copies of it.
 
-    ``total``: weighted sums of bytes, (``TILE_H``, ``TILE_W``). ``inverse``: 1 / sum of the weights.
-    ``inside``: mask of the pixels in the resized image; the others are black. ``levels``: address of ``Resampling.levels``.
-    ``out``: addresses of the values of channel 0. ``mask``: mask of the pixels to store. ``strides``: (elements
-    between channels, elements between copies of a channel).
+    ``total``: weighted sums of bytes, (``TILE_H``, ``TILE_W``). ``inverse``: 1 / sum of the weights, and 0 for pixels outside of
+    the resized image, which are black. ``levels``: address of ``Resampling.levels``. ``out``: address of the first value of the
+    image. ``offset``: distance to the value of channel 0, in elements. ``mask``: mask of the pixels to store. ``strides``:
+    (elements between channels, elements between copies of a channel).
     """
     channel_stride, repeat_stride = strides
-    pixel_level = tl.where(inside, total * inverse, 0.0)
+    pixel_level = total * inverse
     channel_levels = levels + channel * 256
     if ROUNDS:
         pixel_level = nearest_integer(tl.minimum(tl.maximum(pixel_level, 0.0), 255.0)).to(tl.int32)
-        value = tl.load(channel_levels + pixel_level)
+        value = tl.load(channel_levels + (pixel_level & 255))  # & 255: shows the compiler that the offset is not negative
     else:
         black = tl.load(channel_levels)
         value = black + pixel_level * tl.div_rn(tl.load(channel_levels + 255) - black, 255.0)
     for copy_index in tl.static_range(REPEATS):
-        value_address = out + channel * channel_stride + copy_index * repeat_stride
-        tl.store(value_address, value.to(out.dtype.element_ty), mask=mask)
+        copy = out + (channel * channel_stride + copy_index * repeat_stride)
+        tl.store(copy + offset, value.to(out.dtype.element_ty), mask=mask)
 
 
 @kernel
@@ -138,41 +145,45 @@ def patches_kernel(
     weight_sum_x = tl.zeros((TILE_W,), tl.float32)
     tap = 0
     while tap < tap_count:
-        _, weight_x = tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
-        weight_sum_x += weight_x
+        weight_sum_x += tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
         tap += 1
     while line_index < end_line:
         weight_y = filter_weight(((line_index - first_y).to(tl.float32) + distance_y + 0.5) * shrink_y, FILTER)
         weight_sum_y += weight_y
-        address = image_start + (line_index * width + first_x) * pixel_stride
+        line_start = image_start + line_index * width * pixel_stride
         line_r = tl.zeros((TILE_W,), tl.float32)
         line_g = tl.zeros((TILE_W,), tl.float32)
         line_b = tl.zeros((TILE_W,), tl.float32)
         tap = 0
         while tap < tap_count:
-            is_tap, weight = tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
-            line_r += weight * tl.load(address, mask=is_tap, other=0).to(tl.float32)
-            line_g += weight * tl.load(address + plane_stride, mask=is_tap, other=0).to(tl.float32)
-            line_b += weight * tl.load(address + 2 * plane_stride, mask=is_tap, other=0).to(tl.float32)
-            address += pixel_stride
+            weight = tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
+            # Pixels after the range are read, with weight 0, because loads with a mask take more instructions.
+            address = line_start + tl.minimum(first_x + tap, width - 1) * pixel_stride
+            line_r += weight * tl.load(address).to(tl.float32)
+            line_g += weight * tl.load(address + plane_stride).to(tl.float32)
+            line_b += weight * tl.load(address + 2 * plane_stride).to(tl.float32)
             tap += 1
         r += weight_y[:, None] * line_r[None, :]
         g += weight_y[:, None] * line_g[None, :]
         b += weight_y[:, None] * line_b[None, :]
         line_index += 1
-    inverse_weight_sum = tl.div_rn(1.0, weight_sum_y)[:, None] * tl.div_rn(1.0, weight_sum_x)[None, :]
+    inverse = tl.where(in_resized, tl.div_rn(1.0, weight_sum_y)[:, None] * tl.div_rn(1.0, weight_sum_x)[None, :], 0.0)
     in_region = (y < region_h)[:, None] & (x < region_w)[None, :]
     # Patches are in row-major order of groups of ``merge`` · ``merge`` patches, and within a group in row-major order.
-    patch_y = y // patch_h
-    patch_x = x // patch_w
-    group_row_stride = region_w // patch_w * merge * patch_stride
-    offset_y = patch_y // merge * group_row_stride + patch_y % merge * merge * patch_stride + (y - patch_y * patch_h) * y_stride
-    offset_x = (patch_x // merge * merge * merge + patch_x % merge) * patch_stride + (x - patch_x * patch_w) * x_stride
-    first_value = out + tl.load(row + 3) + offset_y[:, None] + offset_x[None, :]
+    patch_y = quotient(y, patch_h)
+    patch_x = quotient(x, patch_w)
+    group_y = quotient(patch_y, merge)
+    group_x = quotient(patch_x, merge)
+    preceding_y = (group_y * (region_w // patch_w) + patch_y - group_y * merge) * merge  # patches
+    preceding_x = group_x * merge * merge + patch_x - group_x * merge
+    offset_y = preceding_y * patch_stride + (y - patch_y * patch_h) * y_stride
+    offset_x = preceding_x * patch_stride + (x - patch_x * patch_w) * x_stride
+    offset = offset_y[:, None] + offset_x[None, :]
+    out += tl.load(row + 3)
     strides = channel_stride, repeat_stride
-    store_channel(r, 0, inverse_weight_sum, in_resized, levels, first_value, in_region, strides, ROUNDS, REPEATS)
-    store_channel(g, 1, inverse_weight_sum, in_resized, levels, first_value, in_region, strides, ROUNDS, REPEATS)
-    store_channel(b, 2, inverse_weight_sum, in_resized, levels, first_value, in_region, strides, ROUNDS, REPEATS)
+    store_channel(r, 0, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
+    store_channel(g, 1, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
+    store_channel(b, 2, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
 
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:
