@@ -21,8 +21,8 @@ from gpuaug.fusion.backends.triton.taps import filter_weight
 TILE = (4, 32)
 """(height, width) of the tile of a block, which is one warp: a thread computes a column.
 
-Larger tiles read fewer lines twice, but need more registers, so that fewer blocks run at once. With (8, 32) a batch takes 1.1 to
-1.4 times as long, with (2, 64) 1.1 to 1.5 times (64 photographs; Qwen2-VL, SigLIP2 and CLIP; H200, 2026-12-01).
+Larger tiles read fewer lines twice, but need more registers, so that fewer blocks run at once. With (8, 32) a batch takes 1.1
+to 1.4 times as long, with (2, 64) 1.1 to 1.5 times (64 photographs; Qwen2-VL, SigLIP2 and CLIP; H200, 2026-12-01).
 """
 
 COLUMN_COUNT = tl.constexpr(10)
@@ -65,9 +65,9 @@ def quotient(index, divisor):
 def store_channel(total, channel, inverse, levels, out, offset, mask, strides, ROUNDS: tl.constexpr, REPEATS: tl.constexpr):
     """Convert one channel of a tile to values, and store ``REPEATS`` copies of it.
 
-    ``total``: weighted sums of bytes, (``TILE_H``, ``TILE_W``). ``inverse``: 1 / sum of the weights, and 0 for pixels outside of
-    the resized image, which are black. ``levels``: address of ``Resampling.levels``. ``out``: address of the first value of the
-    image. ``offset``: distance to the value of channel 0, in elements. ``mask``: mask of the pixels to store. ``strides``:
+    ``total``: weighted sums of bytes, (``TILE_H``, ``TILE_W``). ``inverse``: 1 / sum of the weights, and 0 for pixels outside
+    of the resized image, which are black. ``levels``: address of ``Resampling.levels``. ``out``: address of the first value of
+    the image. ``offset``: offsets of the values of channel 0, in elements. ``mask``: mask of the pixels to store. ``strides``:
     (elements between channels, elements between copies of a channel).
     """
     channel_stride, repeat_stride = strides
@@ -90,7 +90,7 @@ def patches_kernel(
     PLANAR: tl.constexpr, CUBIC: tl.constexpr, ROUNDS: tl.constexpr, REPEATS: tl.constexpr,
     TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of the region of one image.
+    """Write every n-th tile of the region of one image, where n is the number of blocks per image.
 
     ``source``: bytes of the images. ``regions``: ``Arrangement.regions``, whose columns are
 
@@ -107,83 +107,86 @@ def patches_kernel(
         CUBIC, ROUNDS: Fields of ``Resampling``.
         REPEATS: ``PatchOrder.repeats``.
 
-    Grid: (tiles of the largest region, images, 1).
+    Grid: (mean number of tiles of a region, images, 1). With a block for each tile of the largest region, many blocks would
+    have no tile, and the start of a block takes time.
     """
     row = regions + tl.program_id(1) * COLUMN_COUNT
-    region_h = tl.load(row + 8).to(tl.int32)
-    region_w = tl.load(row + 9).to(tl.int32)
-    tiles_x = tl.cdiv(region_w, TILE_W)
-    tile_y = tl.program_id(0) // tiles_x
-    if tile_y * TILE_H >= region_h:
-        return
     height = tl.load(row + 1).to(tl.int32)
     width = tl.load(row + 2).to(tl.int32)
     resized_h = tl.load(row + 4).to(tl.int32)
     resized_w = tl.load(row + 5).to(tl.int32)
-    # (x, y): pixels in the region; (resized_x, resized_y): the same pixels in the resized image.
-    y = tile_y * TILE_H + tl.arange(0, TILE_H)
-    x = (tl.program_id(0) - tile_y * tiles_x) * TILE_W + tl.arange(0, TILE_W)
-    resized_y = tl.minimum(y, region_h - 1) + tl.load(row + 6).to(tl.int32)
-    resized_x = tl.minimum(x, region_w - 1) + tl.load(row + 7).to(tl.int32)
-    in_resized = ((resized_y >= 0) & (resized_y < resized_h))[:, None] & ((resized_x >= 0) & (resized_x < resized_w))[None, :]
-    resized_y = tl.minimum(tl.maximum(resized_y, 0), resized_h - 1)
-    resized_x = tl.minimum(tl.maximum(resized_x, 0), resized_w - 1)
+    top = tl.load(row + 6).to(tl.int32)
+    left = tl.load(row + 7).to(tl.int32)
+    region_h = tl.load(row + 8).to(tl.int32)
+    region_w = tl.load(row + 9).to(tl.int32)
+    image_start = source + tl.load(row)
+    out += tl.load(row + 3)
     FILTER: tl.constexpr = 2 if CUBIC else 1  # radius of the filter
-    first_y, end_y, distance_y, shrink_y = source_range(resized_y, resized_h, height, FILTER)
-    first_x, end_x, distance_x, shrink_x = source_range(resized_x, resized_w, width, FILTER)
-    # Lines and taps of the whole tile: weights of pixels that do not depend on them are 0.
-    line_index = tl.min(first_y, 0)
-    end_line = tl.max(end_y, 0)
-    tap_count = tl.max(end_x - first_x, 0)
     pixel_stride = 1 if PLANAR else 3
     plane_stride = height * width if PLANAR else 1
-    image_start = source + tl.load(row)
-    r = tl.zeros((TILE_H, TILE_W), tl.float32)
-    g = tl.zeros((TILE_H, TILE_W), tl.float32)
-    b = tl.zeros((TILE_H, TILE_W), tl.float32)
-    weight_sum_y = tl.zeros((TILE_H,), tl.float32)
-    weight_sum_x = tl.zeros((TILE_W,), tl.float32)
-    tap = 0
-    while tap < tap_count:
-        weight_sum_x += tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
-        tap += 1
-    while line_index < end_line:
-        weight_y = filter_weight(((line_index - first_y).to(tl.float32) + distance_y + 0.5) * shrink_y, FILTER)
-        weight_sum_y += weight_y
-        line_start = image_start + line_index * width * pixel_stride
-        line_r = tl.zeros((TILE_W,), tl.float32)
-        line_g = tl.zeros((TILE_W,), tl.float32)
-        line_b = tl.zeros((TILE_W,), tl.float32)
+    strides = channel_stride, repeat_stride
+    tiles_x = tl.cdiv(region_w, TILE_W)
+    tile_count = tl.cdiv(region_h, TILE_H) * tiles_x
+    tile = tl.program_id(0)
+    while tile < tile_count:
+        tile_y = tile // tiles_x
+        # (x, y): pixels in the region; (resized_x, resized_y): the nearest pixels in the resized image.
+        y = tile_y * TILE_H + tl.arange(0, TILE_H)
+        x = (tile - tile_y * tiles_x) * TILE_W + tl.arange(0, TILE_W)
+        resized_y = tl.minimum(tl.maximum(tl.minimum(y, region_h - 1) + top, 0), resized_h - 1)
+        resized_x = tl.minimum(tl.maximum(tl.minimum(x, region_w - 1) + left, 0), resized_w - 1)
+        in_resized = (y + top == resized_y)[:, None] & (x + left == resized_x)[None, :]
+        first_y, end_y, distance_y, shrink_y = source_range(resized_y, resized_h, height, FILTER)
+        first_x, end_x, distance_x, shrink_x = source_range(resized_x, resized_w, width, FILTER)
+        # Lines and taps of the whole tile: weights of pixels that do not depend on them are 0.
+        line_index = tl.min(first_y, 0)
+        end_line = tl.max(end_y, 0)
+        tap_count = tl.max(end_x - first_x, 0)
+        r = tl.zeros((TILE_H, TILE_W), tl.float32)
+        g = tl.zeros((TILE_H, TILE_W), tl.float32)
+        b = tl.zeros((TILE_H, TILE_W), tl.float32)
+        weight_sum_y = tl.zeros((TILE_H,), tl.float32)
+        weight_sum_x = tl.zeros((TILE_W,), tl.float32)
         tap = 0
         while tap < tap_count:
-            weight = tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
-            # Pixels after the range are read, with weight 0, because loads with a mask take more instructions.
-            address = line_start + tl.minimum(first_x + tap, width - 1) * pixel_stride
-            line_r += weight * tl.load(address).to(tl.float32)
-            line_g += weight * tl.load(address + plane_stride).to(tl.float32)
-            line_b += weight * tl.load(address + 2 * plane_stride).to(tl.float32)
+            weight_sum_x += tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
             tap += 1
-        r += weight_y[:, None] * line_r[None, :]
-        g += weight_y[:, None] * line_g[None, :]
-        b += weight_y[:, None] * line_b[None, :]
-        line_index += 1
-    inverse = tl.where(in_resized, tl.div_rn(1.0, weight_sum_y)[:, None] * tl.div_rn(1.0, weight_sum_x)[None, :], 0.0)
-    in_region = (y < region_h)[:, None] & (x < region_w)[None, :]
-    # Patches are in row-major order of groups of ``merge`` · ``merge`` patches, and within a group in row-major order.
-    patch_y = quotient(y, patch_h)
-    patch_x = quotient(x, patch_w)
-    group_y = quotient(patch_y, merge)
-    group_x = quotient(patch_x, merge)
-    preceding_y = (group_y * (region_w // patch_w) + patch_y - group_y * merge) * merge  # patches
-    preceding_x = group_x * merge * merge + patch_x - group_x * merge
-    offset_y = preceding_y * patch_stride + (y - patch_y * patch_h) * y_stride
-    offset_x = preceding_x * patch_stride + (x - patch_x * patch_w) * x_stride
-    offset = offset_y[:, None] + offset_x[None, :]
-    out += tl.load(row + 3)
-    strides = channel_stride, repeat_stride
-    store_channel(r, 0, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
-    store_channel(g, 1, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
-    store_channel(b, 2, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
+        while line_index < end_line:
+            weight_y = filter_weight(((line_index - first_y).to(tl.float32) + distance_y + 0.5) * shrink_y, FILTER)
+            weight_sum_y += weight_y
+            line_start = image_start + line_index * width * pixel_stride
+            line_r = tl.zeros((TILE_W,), tl.float32)
+            line_g = tl.zeros((TILE_W,), tl.float32)
+            line_b = tl.zeros((TILE_W,), tl.float32)
+            tap = 0
+            while tap < tap_count:
+                weight = tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
+                # Pixels after the range are read, with weight 0, because loads with a mask take more instructions.
+                address = line_start + tl.minimum(first_x + tap, width - 1) * pixel_stride
+                line_r += weight * tl.load(address).to(tl.float32)
+                line_g += weight * tl.load(address + plane_stride).to(tl.float32)
+                line_b += weight * tl.load(address + 2 * plane_stride).to(tl.float32)
+                tap += 1
+            r += weight_y[:, None] * line_r[None, :]
+            g += weight_y[:, None] * line_g[None, :]
+            b += weight_y[:, None] * line_b[None, :]
+            line_index += 1
+        inverse = tl.where(in_resized, tl.div_rn(1.0, weight_sum_y)[:, None] * tl.div_rn(1.0, weight_sum_x)[None, :], 0.0)
+        in_region = (y < region_h)[:, None] & (x < region_w)[None, :]
+        # Patches are in row-major order of groups of ``merge`` · ``merge`` patches, and within a group in row-major order.
+        patch_y = quotient(y, patch_h)
+        patch_x = quotient(x, patch_w)
+        group_y = quotient(patch_y, merge)
+        group_x = quotient(patch_x, merge)
+        preceding_y = (group_y * (region_w // patch_w) + patch_y - group_y * merge) * merge  # patches
+        preceding_x = group_x * merge * merge + patch_x - group_x * merge
+        offset_y = preceding_y * patch_stride + (y - patch_y * patch_h) * y_stride
+        offset_x = preceding_x * patch_stride + (x - patch_x * patch_w) * x_stride
+        offset = offset_y[:, None] + offset_x[None, :]
+        store_channel(r, 0, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
+        store_channel(g, 1, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
+        store_channel(b, 2, inverse, levels, out, offset, in_region, strides, ROUNDS, REPEATS)
+        tile += tl.num_programs(0)
 
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:
@@ -195,9 +198,10 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     with on_device(images.device):
         regions, *others = send((arrangement.regions, *arrangement.others), images.device)
         out = arrangement.allocate(dtype, images.device)
-        tile_count = int((-(-arrangement.regions[:, 8] // TILE[0]) * -(-arrangement.regions[:, 9] // TILE[1])).max())
+        tile_counts = -(-arrangement.regions[:, 8] // TILE[0]) * -(-arrangement.regions[:, 9] // TILE[1])
         *strides, repeats = arrangement.order
         constants = images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats, *TILE
         launch = launch_for(patches_kernel, (dtype,), constants, num_warps=1)
-        launch((images.data, regions, resampling.levels_on(images.device, dtype), out), (tile_count, len(regions), 1), strides)
+        grid = -(-int(tile_counts.sum()) // len(regions)), len(regions), 1
+        launch((images.data, regions, resampling.levels_on(images.device, dtype), out), grid, strides)
     return [out, *others]
