@@ -63,8 +63,6 @@ class Family:
 
     Output: ClassVar[type[Images | PaddedImages | Patches | PaddedPatches]]
     """Type of the result."""
-    most_ratio: ClassVar[float] = math.inf
-    """Largest aspect ratio."""
 
     def targets(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized.
@@ -72,9 +70,8 @@ class Family:
         Raises:
             ArgumentError: If the processor does not accept an image of one of the sizes.
         """
-        positive = np.maximum(sizes, 1)  # for images without pixels, whose ratios would divide by 0
-        resized = self.resized(positive)
-        is_refused = (np.minimum(sizes, resized) < 1) | (positive > self.most_ratio * positive[:, ::-1])
+        resized = self.resized(np.maximum(sizes, 1))  # for images without pixels, whose ratios would divide by 0
+        is_refused = np.minimum(sizes, resized) < 1
         if is_refused.any():
             index = int(is_refused.any(1).argmax())
             height, width = sizes[index].tolist()
@@ -86,7 +83,7 @@ class Family:
 
     @abstractmethod
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked. ``sizes``: at least 1."""
+        """Return the sizes to which images are resized, with a 0 if the processor refuses the image. ``sizes``: at least 1."""
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k); by default its height and width."""
@@ -125,7 +122,7 @@ class OneSize(Family):
     """Height and width of the centre crop."""
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked."""
+        """Return the sizes to which images are resized."""
         if len(self.size) == 2:
             return np.broadcast_to(self.size, sizes.shape)
         longer = self.size[0] * sizes.max(1) / sizes.min(1)
@@ -167,7 +164,7 @@ class PixtralFamily(Family):
     """Height and width of a patch."""
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked."""
+        """Return the sizes to which images are resized."""
         ratios = (sizes / self.size).max(1, keepdims=True)
         sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
         return -(-sizes // self.patch) * self.patch
@@ -191,10 +188,8 @@ class QwenFamily(Family):
     min_pixels: int
     max_pixels: int
 
-    most_ratio = 200
-
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked."""
+        """Return the sizes to which images are resized, with a 0 for aspect ratios above 200."""
         # Sides are multiples of the side of a group of patches, rounded to the nearest, or so that the number of pixels is in
         # range.
         factor = self.patch * self.merge
@@ -206,7 +201,7 @@ class QwenFamily(Family):
             smaller = np.maximum(1, np.floor(sizes / shrink / factor))
             larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor)
             counts = np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, counts))
-        return counts.astype(np.int64) * factor
+        return np.where(sizes > 200 * sizes[:, ::-1], 0, counts).astype(np.int64) * factor
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
@@ -234,22 +229,25 @@ class Siglip2Family(Family):
     """Maximum number of patches."""
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked."""
+        """Return the sizes to which images are resized."""
         # transformers bisects scales from eps / 10 to 100, and ends at most eps below the largest scale that fits. Mostly all
         # scales in between give the same numbers of patches. The largest scale follows from the largest grids.
         eps = 1e-5
         sides = sizes.T.astype(np.float64)
         largest = self.patch * np.minimum(*(self._largest_grids / sides[:, None])).max(0)
-        upper = (largest * (1 - 1e-14)).clip(eps / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
+        # 1e-14 is more than the rounding error of ``largest``.
+        upper = np.maximum(np.minimum(largest * (1 - 1e-14), 100), eps / 10)
         lower = np.maximum(upper - 1.1 * eps, eps / 10)
-        if (self._patches(sides, lower) != self._patches(sides, upper)).any():
+        grids = self._patches(sides, lower)
+        if (grids != self._patches(sides, upper)).any():
             # The bisection, with the same roundings, for all images at once.
             lower, upper = np.full((2, len(sizes)), [[eps / 10], [100]])
             while (upper - lower >= eps).any():
                 scale = (lower + upper) / 2
                 fits = self._patches(sides, scale).prod(0) <= self.most
                 lower, upper = np.where(fits, (scale, upper), (lower, scale))
-        return (self._patches(sides, lower).T * self.patch).astype(np.int64)
+            grids = self._patches(sides, lower)
+        return (grids.T * self.patch).astype(np.int64)
 
     @cached_property
     def _largest_grids(self) -> NDArray[np.float64]:
@@ -264,7 +262,8 @@ class Siglip2Family(Family):
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
         """Return the grids, and before them the mask of the patches."""
-        return (np.arange(self.most) < grids[:, :1] * grids[:, 1:]).astype(np.int32), grids
+        counts = (grids[:, :1] * grids[:, 1:]).astype(np.int32)
+        return (np.arange(self.most, dtype=np.int32) < counts).astype(np.int32), grids
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
