@@ -1,9 +1,9 @@
 """Triton kernel that resizes images of bytes, of different sizes, with an antialiasing filter, and writes them as patches.
 
-A *region* is the part of a resized image that is written. A thread block computes a tile of a region. For each source line that
-the tile depends on, it sums the pixels of the line along x, weighted by the filter, and adds the sums to the lines of the tile,
-with the weights of the source line along y. The resized pixels, *levels* in [0, 255], are mapped to values, such as normalized
-numbers (``Resampling.levels``), and stored in the order of patches (``PatchOrder``).
+A *region* is the part of a resized image that is written. A thread block computes tiles of a region, one after another. For
+each source line that a tile depends on, it sums the pixels of the line along x, weighted by the filter, and adds the sums to
+the lines of the tile, with the weights of the source line along y. The resized pixels, *levels* in [0, 255], are mapped to
+values, such as normalized numbers (``Resampling.levels``), and stored in the order of patches (``PatchOrder``).
 """
 
 import torch
@@ -19,7 +19,7 @@ from gpuaug.fusion.backends.triton.pixel_math import nearest_integer
 from gpuaug.fusion.backends.triton.taps import filter_weight
 
 TILE = (4, 32)
-"""(height, width) of the tile of a block, which is one warp: a thread computes a column.
+"""(height, width) of a tile. A block is one warp, and a thread computes a column of the tile.
 
 Larger tiles read fewer lines twice, but need more registers, so that fewer blocks run at once. With (8, 32) a batch takes 1.1
 to 1.4 times as long, with (2, 64) 1.1 to 1.5 times (64 photographs; Qwen2-VL, SigLIP2 and CLIP; H200, 2026-12-01).
