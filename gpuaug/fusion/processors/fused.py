@@ -83,17 +83,7 @@ class FusedProcessor(nn.Module):
                 "pass gpuaug.DecodeStage() before this stage."
             )
         definition, dtype = self.definition
-        shapes = images.shapes
-        if shapes.channels != 3 or images.data.dtype != torch.uint8 or shapes.frames:
-            raise ArgumentError(
-                f"images must be images of 3 channels of uint8, got {images} of {images.data.dtype}. "
-                "Pass gpuaug.DecodeStage() or gpuaug.collate_ragged with its default channels."
-            )
-        if shapes.windows is not None:
-            raise ArgumentError(
-                f"images must be whole images, got windows of {images}. Remove the crop between DecodeStage and this stage."
-            )
-        arrangement = definition.family.arrangement(shapes.sizes)
+        arrangement = definition.family.arrangement(_sizes(images))
         return definition.family.Output(*dispatch.write_patches(images, arrangement, definition.resampling, dtype))
 
     def extra_repr(self) -> str:
@@ -156,10 +146,21 @@ def _sizes(images: Encoded | Ragged) -> Sizes:
 
     Raises:
         ArgumentTypeError: If ``images`` are neither encoded nor ragged images.
+        ArgumentError: If ragged images do not have 3 channels of bytes, are frames of clips, or are not whole.
         DecodeError: If the header of an image cannot be read.
     """
     if isinstance(images, Ragged):
-        return images.shapes.sizes
+        shapes = images.shapes
+        if shapes.channels != 3 or images.data.dtype != torch.uint8 or shapes.frames:
+            raise ArgumentError(
+                f"images must be images of 3 channels of uint8, and no clips, got {images} of {images.data.dtype}. "
+                "Pass gpuaug.DecodeStage() or gpuaug.collate_ragged with its default channels."
+            )
+        if shapes.windows is not None:
+            raise ArgumentError(
+                f"images must be whole images, got windows of {images}. Remove the crop between DecodeStage and this stage."
+            )
+        return shapes.sizes
     if not isinstance(images, Encoded) or isinstance(images.headers, ClipHeaders):
         raise ArgumentTypeError(
             f"images must be the result of gpuaug.collate_encoded or collate_ragged for images, got {shown(images)}. "

@@ -28,8 +28,8 @@ class Definition(NamedTuple):
 
 
 def is_image_processor(value: Any) -> bool:
-    """Return whether ``value`` looks like an image processor of transformers."""
-    return hasattr(value, "image_mean") and hasattr(value, "do_resize")
+    """Return whether ``value`` looks like an image processor of transformers, or like a processor that has one."""
+    return all(hasattr(getattr(value, "image_processor", value), name) for name in ("image_mean", "do_resize"))
 
 
 def read(processor: Any) -> Definition:
@@ -42,9 +42,17 @@ def read(processor: Any) -> Definition:
     class_ = type(processor)
     module, read_family = _READERS.get(class_.__name__, ("", None))
     if read_family is None or class_.__module__ != f"transformers.models.{module}":
+        torchvision_class = class_.__name__.removesuffix("Pil")
+        if hasattr(processor, "image_processor"):
+            way_out = "Pass processor.image_processor."
+        elif isinstance(processor, type):
+            way_out = f"Pass an object: {processor.__name__}()."
+        elif torchvision_class in _READERS:
+            way_out = f"Load the processor as {torchvision_class}."
+        else:
+            way_out = "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
         raise ArgumentTypeError(
-            f"An image processor must be one of {', '.join(_READERS)} of transformers, got {class_.__name__}. "
-            "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
+            f"An image processor must be one of {', '.join(_READERS)} of transformers, got {class_.__name__}. {way_out}"
         )
     refuse = partial(_refuse, processor)
     if not processor.do_resize:
@@ -61,7 +69,8 @@ def read(processor: Any) -> Definition:
     lacks_do_pad = padding is None and getattr(class_, "do_pad", None) is None
     if bool(padding) != must_pad and not lacks_do_pad:
         refuse("do_pad", str(must_pad))
-    is_cubic = _IS_CUBIC.get(getattr(processor.resample, "value", processor.resample))
+    resample = getattr(processor.resample, "value", processor.resample)
+    is_cubic = _IS_CUBIC.get(resample) if isinstance(resample, int | str | None) else None
     if is_cubic is None:
         refuse("resample", "bilinear or bicubic")
     family = read_family(processor)
@@ -71,17 +80,29 @@ def read(processor: Any) -> Definition:
 
 def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
     """Raise the error about a setting."""
+    value = getattr(processor, name, None)
+    value = dict(value or {}) if type(value).__name__ == "SizeDict" else value  # whose repr has all keys, also without values
     raise ArgumentError(
-        f"{name} of {type(processor).__name__} must be {rule}, got {shown(getattr(processor, name, None))}. "
-        "Call the processor itself, in the dataset."
+        f"{name} of {type(processor).__name__} must be {rule}, got {shown(value)}. Call the processor itself, in the dataset."
     )
 
 
 def _size_values(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the values of the setting ``name``, a dict. ``choices``: accepted sets of keys, such as height and width."""
+    """Return the values of the setting ``name``. ``choices``: accepted sets of keys, such as height and width.
+
+    As in transformers, two numbers are height and width. One number is both, or the shorter side if the processor's
+    ``default_to_square`` is false.
+    """
     value = getattr(processor, name)
-    value = {"height": value, "width": value} if isinstance(value, int) else dict(value or {})
-    sides = {key: side for key, side in value.items() if side is not None}
+    if isinstance(value, int):
+        is_square = name != "size" or getattr(processor, "default_to_square", True)
+        value = dict.fromkeys(_HEIGHT_WIDTH if is_square else ("shortest_edge",), value)
+    elif isinstance(value, list | tuple) and len(value) == 2:
+        value = dict(zip(_HEIGHT_WIDTH, value, strict=True))
+    try:
+        sides = {key: side for key, side in dict(value or {}).items() if side is not None}
+    except (TypeError, ValueError):  # neither a dict nor transformers' SizeDict
+        sides = {}
     for keys in choices:
         if set(keys) == set(sides):
             return tuple(_count(processor, f"{key} of {name}", sides[key]) for key in keys)
@@ -115,7 +136,12 @@ def _pixtral(processor: Any) -> PixtralFamily:
 
 def _qwen(processor: Any) -> QwenFamily:
     # Under these keys the processor has numbers of pixels of an image.
-    min_pixels, max_pixels = _size_values(processor, "size", ("shortest_edge", "longest_edge"))
+    limits = _size_values(processor, "size", ("shortest_edge", "longest_edge"))
+    # Attributes that are set after construction have priority over the size.
+    min_pixels, max_pixels = (
+        limit if getattr(processor, name, None) is None else _count(processor, name)
+        for name, limit in zip(("min_pixels", "max_pixels"), limits, strict=True)
+    )
     patch, merge, temporal = (_count(processor, name) for name in ("patch_size", "merge_size", "temporal_patch_size"))
     return QwenFamily(patch, merge, temporal, min_pixels, max_pixels)
 
@@ -145,10 +171,14 @@ def _levels(processor: Any) -> Tensor:
     levels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 256)
     rescale = processor.rescale_factor if processor.do_rescale else 1.0
     if not isinstance(rescale, int | float) or not rescale:
-        _refuse(processor, "rescale_factor", "a number other than 0")
+        _refuse(processor, "rescale_factor", "an int or float other than 0")
     if not processor.do_normalize:
+        if isinstance(rescale, int):  # the processor returns bytes, and wraps around above 255
+            _refuse(processor, "rescale_factor", "a float if do_normalize is False")
         return (levels * rescale).float()
     mean, std = ((_per_channel(processor, name) * (1.0 / rescale))[:, None] for name in ("image_mean", "image_std"))
+    if not std.all():
+        _refuse(processor, "image_std", "other than 0")
     return (levels.float() - mean) / std
 
 

@@ -4,6 +4,7 @@ import functools
 import io
 import math
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
@@ -243,6 +244,63 @@ def test_settings_that_are_not_supported_are_named(name, settings, make):
         fused(make(name, **settings))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "meaning"),
+    [
+        (QWEN, {"min_pixels": 28 * 28 * 8}, {"size": {"shortest_edge": 28 * 28 * 8, "longest_edge": 28 * 28 * 20}}),
+        (QWEN, {"max_pixels": 28.0**2 * 9}, {"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 9}}),
+        ("ViTImageProcessor", {"size": 32}, {"size": {"height": 32, "width": 32}}),
+        ("ViTImageProcessor", {"size": (32, 48)}, {}),
+        ("SiglipImageProcessor", {"size": [32, 48]}, {}),
+        ("CLIPImageProcessor", {"size": 40, "default_to_square": False}, {}),
+        ("CLIPImageProcessor", {"size": 40, "default_to_square": True}, {"size": {"height": 40, "width": 40}}),
+        ("CLIPImageProcessor", {"crop_size": 36, "default_to_square": False}, {"crop_size": {"height": 36, "width": 36}}),
+        ("CLIPImageProcessor", {"crop_size": [36, 52]}, {}),
+        ("PixtralImageProcessor", {"patch_size": 16}, {}),
+        ("PixtralImageProcessor", {"patch_size": (16, 16)}, {}),
+    ],
+)
+def test_sizes_in_every_form_of_transformers(name, settings, meaning, make):
+    assert fused(make(name, **settings)).definition[0].family == fused(make(name, **meaning)).definition[0].family
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "text"),
+    [
+        ("SiglipImageProcessor", {"size": 32, "default_to_square": False}, "size .* must be height and width, got 32"),
+        ("ViTImageProcessor", {"size": "x"}, "size .* must be height and width, got 'x'"),
+        ("PixtralImageProcessor", {"patch_size": 16.0}, "patch_size .* must be height and width, got 16.0"),
+        ("ViTImageProcessor", {"resample": [3]}, r"resample .* must be bilinear or bicubic, got \[3\]"),
+        (
+            "ViTImageProcessor",
+            {"do_normalize": False, "rescale_factor": 1},
+            "rescale_factor .* must be a float if do_n",
+        ),
+        ("ViTImageProcessor", {"image_std": [0.5, 0, 0.5]}, r"image_std .* must be other than 0, got \[0.5, 0, 0.5\]"),
+    ],
+)
+def test_values_that_transformers_reads_differently_or_refuses_are_refused(name, settings, text, make):
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        fused(make(name, **settings))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "way_out"),
+    [
+        (lambda processor: SimpleNamespace(image_processor=processor), "Pass processor.image_processor."),
+        (type, "Pass an object: ViTImageProcessor()."),
+        (lambda processor: type("ViTImageProcessorPil", (type(processor),), {})(), "Load the processor as ViTImageProcessor."),
+    ],
+)
+def test_what_is_passed_in_place_of_a_processor_is_told_apart(wrap, way_out, make):
+    processor = make("ViTImageProcessor")
+    for name in ("image_mean", "do_resize"):
+        setattr(type(processor), name, getattr(processor, name))
+    with pytest.raises(gpuaug.ArgumentTypeError, match="An image processor must be one of ") as told:
+        fused(wrap(processor))
+    assert str(told.value).endswith(way_out)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_the_settings_is_checked(name, make):
     numbers = {
@@ -295,8 +353,11 @@ def test_images_that_cannot_be_processed_are_refused(make):
     whole = pack(images_of([(40, 50), (30, 60)]), "hwc")
     with pytest.raises(gpuaug.ArgumentError, match="images must be whole images, got windows of Ragged"):
         pixels(cut(whole, np.array([[3, 4, 20, 30], [0, 0, 30, 60]])))
-    with pytest.raises(gpuaug.ArgumentError, match="images of 3 channels of uint8, got"):
-        pixels(pack(images_of([(8, 8)], channels=1)))
+    clips = gpuaug.collate_ragged([torch.zeros(2, 3, 8, 8, dtype=torch.uint8)])
+    for call in (pixels, pixels.grids):
+        for images in (pack(images_of([(8, 8)], channels=1)), clips):
+            with pytest.raises(gpuaug.ArgumentError, match="images of 3 channels of uint8, and no clips, got"):
+                call(images)
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be a gpuaug.Ragged, got Tensor"):
         pixels(torch.zeros(1, 3, 8, 8))
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be the result of gpuaug.collate_encoded"):
