@@ -255,6 +255,8 @@ class TorchvisionLowering:
             return None, "no lowering for this type"
         try:
             op = op_class(name, for_videos(transform) if self._types.is_video else transform, self.units)
+            if op_class is filters.LinearTransformation and self._types.dtype in (torch.float16, torch.bfloat16):
+                return op, f"it returns float32 for {self._types.dtype}"
             return op, op.unsupported()
         except GpuAugError:
             raise

@@ -139,6 +139,11 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
     _weights = None  # torchvision has no setting for the weights
 
+    def unsupported(self) -> str | None:
+        """Reason why torchvision runs the transform, which raises an error for other numbers of channels; else ``None``."""
+        channels: Any = getattr(self.module, "num_output_channels", 1)
+        return None if isinstance(channels, int | np.integer) and channels in (1, 3) else f"num_output_channels is {channels!r}"
+
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``num_output_channels`` channels."""
         channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels

@@ -100,7 +100,7 @@ class LinearTransformation(TorchvisionOp, FrontOp):
     The matrix and the vector of the transform are read at every call, and copied to the device of the images if they are on
     another.
 
-    Support: fused for floating images, with a float32 matrix, in a pass that PyTorch computes for the whole batch.
+    Support: fused for float32 and float64 images, with a float32 matrix, in a pass that PyTorch computes for the whole batch.
     """
 
     lowers = (v2.LinearTransformation,)

@@ -228,6 +228,27 @@ def test_linear_transformations_equal_torchvision(channels):
 
 
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_linear_transformations_return_torchvisions_type(dtype):
+    images = photographs(2, 3, 4, 4, dtype=torch.float32).to(dtype)
+    large = v2.LinearTransformation(torch.eye(48) * 1e5, torch.zeros(48))  # the result is infinite in float16
+    for transforms, other in (([large], large), ([large, v2.Normalize([0.5], [0.5])], v2.Normalize([0.5], [0.5]))):
+        expected = large(images) if other is large else other(large(images))
+        assert_values(gpuaug.fuse(transforms)(images), expected, atol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+@pytest.mark.parametrize("channels", [-1, 0, 2, 4, None, "1", 1.0, 3.0, True])
+def test_numbers_of_grey_channels_are_torchvisions(channels):
+    images, grey = photographs(2), v2.Grayscale(channels)
+    if channels not in (1, 3):
+        with pytest.raises(ValueError, match="num_output_channels must be 1 or 3"):
+            gpuaug.fuse(grey)(images)
+        return
+    assert gpuaug.fuse(grey)(images).shape == grey(images).shape
+
+
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 def test_a_matrix_for_images_of_another_size_is_torchvisions_error():
     with pytest.raises(ValueError, match="incompatible shape"):
         gpuaug.fuse(v2.LinearTransformation(torch.eye(12), torch.zeros(12)))(torch.rand(2, 3, 4, 4))
