@@ -68,9 +68,14 @@ class Combination:
         self.result_keys = None if self.keys == ["input"] else self.keys
         """Data keys of the results, to pass on to the pipeline; ``None`` if the result is only images."""
         names = ", ".join(op.name for op in ops)
-        if sorted(self.keys) not in (["input"], ["input", "targets"]) or len(inputs) != len(self.keys):
+        if len(inputs) != len(self.keys):
             raise ArgumentError(
-                f"data_keys must be 'input' and 'targets' for {names}, got {self.keys} for {len(inputs)} inputs. Target "
+                f"inputs must be one list of batches of images, and target dicts if there are any, for {names}, got "
+                f"{len(inputs)} inputs for the data keys {self.keys}. Pass the images of all samples as one list of batches."
+            )
+        if sorted(self.keys) not in (["input"], ["input", "targets"]):
+            raise ArgumentError(
+                f"data_keys must be 'input' and 'targets' for {names}, got {self.keys}. Target "
                 "dicts have room for masks, keypoints and labels."
             )
         values = dict(zip(self.keys, inputs, strict=True))
@@ -206,7 +211,7 @@ class Combination:
         # The container returns a list of dicts if it had to unpack them.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
-        return Merge(packed, placement, self._keys_per_box).result(masks)
+        return Merge(packed, placement, self._keys_per_box, self.device).result(masks)
 
     def _paste(
         self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor

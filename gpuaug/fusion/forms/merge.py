@@ -33,6 +33,7 @@ from gpuaug.core.targets import (
     PackedColumn,
     PackedTargets,
     TargetsLayout,
+    as_plain_tensors,
     indices_of,
     owners_of,
     type_name_of,
@@ -41,6 +42,9 @@ from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.combine_ops import Placement
 from gpuaug.fusion.forms.views import concatenated
 from gpuaug.fusion.ops.torchvision.per_box import label_key
+
+_SEQUENCES = (Tensor, np.ndarray, list, tuple)
+"""Types of values that may have one entry per box."""
 
 _SINGLE = -1
 """In place of a number of entries: the value is a number or another value without axes."""
@@ -51,40 +55,36 @@ def kind_of(name: Any, cls: type) -> Kind | None:
     return TARGET_KEYS.get(name, TARGET_TYPES.get(type_name_of(cls)))
 
 
+_Parts = list[tuple[Sequence[int], list[int]]]
+"""Images, and number of entries per image, in parts."""
+
+
 def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
     """Return the keys with one entry per box, which ``Merge`` concatenates.
 
     An image with another number of entries than boxes is an error: in the merged dict, its entries would belong to boxes of
     another image. As in ``sanitize``, the first key that contains ``label`` has one entry per box if its numbers of entries are
-    the numbers of boxes. Otherwise it belongs to the image.
+    the numbers of boxes. Otherwise it belongs to the image. Another key whose numbers of entries are the numbers of boxes is
+    an error.
 
     Args:
         targets: Target dicts of all images, in the order of the samples.
         count: Number of images per sample.
 
     Raises:
-        ArgumentError: If the numbers differ in an image.
+        ArgumentError: If the numbers differ in an image; if a key that is not in ``PER_BOX`` has as many entries as boxes, in
+            images with different numbers of boxes.
     """
     labels = label_key(targets.layout.keys)
-    # (key, whether only its name says that it has one entry per box) → images, and number of entries per image, in parts.
-    parts_by_key: dict[tuple[Any, bool], list[tuple[Sequence[int], list[int]]]] = {}
-    box_parts: list[tuple[Sequence[int], list[int]]] = []
-    for name, cls, axes, images, lengths in chain.from_iterable(map(_entries, targets.all_columns().values())):
-        kind = kind_of(name, cls)
-        are_labels = name == labels and kind is None and name not in PER_BOX
-        # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
-        # entry per object. So have boxes, common keys such as ``area``, and labels.
-        if axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX or are_labels:
-            parts = parts_by_key.setdefault((name, are_labels), [])
-            parts.append((images, lengths))
-            box_parts = parts if not box_parts and kind is BOXES else box_parts
+    parts_by_key = _parts_by_key(targets)
+    box_parts = next((parts for (_, kind, _), parts in parts_by_key.items() if kind is BOXES), [])
     keys = set(PER_BOX)
-    for (name, are_labels), parts in parts_by_key.items() if box_parts else ():
+    for (name, _, is_known), parts in parts_by_key.items() if box_parts else ():
         if parts != box_parts:
             # Image → number of entries, of this key and of boxes.
             counts, box_counts = (dict(chain.from_iterable(starmap(zip, each))) for each in (parts, box_parts))
             different = [image for image in sorted({*counts, *box_counts}) if counts.get(image, 0) != box_counts.get(image, 0)]
-            if different and are_labels:  # the labels belong to the image
+            if different and not is_known:  # the values belong to the image
                 continue
             for image in different:
                 sample, position = divmod(image, count)
@@ -93,8 +93,30 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
                     f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got "
                     f"{'a single value' if got == _SINGLE else got}. Return boxes and {name} of all objects from the data set."
                 )
-        keys.add(name)
+        if is_known or name == labels:
+            keys.add(name)
+            continue
+        numbers = sorted(set(chain.from_iterable(lengths for _, lengths in box_parts)))
+        if len(numbers) > 1:  # equal numbers are then hardly a coincidence
+            raise ArgumentError(
+                f"{name!r} must be a key that is known to have one entry per box, got as many entries as boxes in images with "
+                f"{' and '.join(map(str, numbers))} boxes. Rename it to such a key, for instance to 'ids'."
+            )
     return keys
+
+
+def _parts_by_key(targets: PackedTargets) -> dict[tuple[Any, Kind | None, bool], _Parts]:
+    """Return (key, kind, whether values have one entry per box by their key or class) → numbers of entries per image.
+
+    Left out are keypoints (n, 2) and segmentation maps (H, W), which belong to the image, and single values under other keys.
+    """
+    parts_by_key: dict[tuple[Any, Kind | None, bool], _Parts] = {}
+    for name, cls, axes, images, lengths in chain.from_iterable(map(_entries, targets.all_columns().values())):
+        kind = kind_of(name, cls)
+        is_known = kind is not None or name in PER_BOX
+        if axes != 2 if kind in (KEYPOINTS, MASKS) else is_known or axes:
+            parts_by_key.setdefault((name, kind, is_known), []).append((images, lengths))
+    return parts_by_key
 
 
 def _entries(column: Column) -> Iterator[tuple[Any, type, int, Sequence[int], list[int]]]:
@@ -137,13 +159,14 @@ class Merge:
         packed: Target dicts of N images.
         placement: The op, its draws, the images that the canvases show, and the sizes of the canvases.
         keys: Result of ``keys_per_box``.
+        device: Device of the images.
     """
 
-    def __init__(self, packed: PackedTargets, placement: Placement, keys: Set[Any]) -> None:
+    def __init__(self, packed: PackedTargets, placement: Placement, keys: Set[Any], device: torch.device) -> None:
         self._count, self._placement, self._keys = placement.op.count, placement, keys
         self._is_first = np.arange(len(placement.used)) % self._count == 0
         weights = placement.op.weights(placement.draws)
-        self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
+        self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel(), device)
         self._cached_groups: list[tuple[Any, _Groups]] = []
         """(arguments, result) of the calls of ``_groups_of``. Most columns have the same images and lengths."""
 
@@ -154,13 +177,19 @@ class Merge:
             for name, column in self._packed.columns().items()
         ]
         # Key → index of the canvas → values of the group that are not packed, in the order of the images.
-        others: dict[Any, dict[int, list[Any]]] = {name: {} for name in self._packed.others}
+        others: dict[Any, dict[int, list[Any]]] = {}
         for name, values in self._packed.others.items():
+            if name in masks:  # masks that are not packed have several classes: the first class is kept
+                columns.append(self._mask_column(Column([*values], [*values.values()], name).packed, masks[name]))
+                continue
             is_kept = self._is_kept(name in self._keys)
+            groups = others.setdefault(name, {})
             for image, value in values.items():
                 if is_kept[image] and value is not None:
-                    others[name].setdefault(image // self._count, []).append(value)
-        new_others = {name: {index: _merged_value(parts) for index, parts in groups.items()} for name, groups in others.items()}
+                    groups.setdefault(image // self._count, []).append(value)
+        new_others = {
+            name: {index: _merged_value(parts, name) for index, parts in groups.items()} for name, groups in others.items()
+        }
         layout = TargetsLayout(list, self._packed.layout.records[:: self._count], [])
         return PackedTargets((), new_others, layout).with_columns(columns)
 
@@ -226,25 +255,65 @@ class Merge:
         return FlatColumn(column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat)
 
 
-def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
-    """Multiply the column ``"weight"``, one number per object, by the weight of its image, or add the column if there is none.
+def _weighted(packed: PackedTargets, weights: NDArray[np.float32], device: torch.device) -> PackedTargets:
+    """Multiply ``"weight"``, one number per object, by the weight of its image, or add the column if there is none.
 
-    ``weights``: (N,) weight of each image. Dicts without boxes, labels and keypoints are returned unchanged.
+    Dicts without boxes, labels and keypoints of objects are returned unchanged.
+
+    Args:
+        packed: Target dicts of N images.
+        weights: (N,) weight of each image.
+        device: Device of a column that is added.
+
+    Raises:
+        ArgumentError: If an existing weight is not one number per object.
     """
-    columns = packed.columns()
-    # The number of objects per image is read from a column with one row per object.
-    object_key = next((key for kind in (BOXES, LABELS, KEYPOINTS) for key in kind.keys if key in columns), None)
-    if object_key is None:
+    parts_by_key = {key: parts for key, parts in _parts_by_key(packed).items() if key[2]}
+    object_key = next((key for key in parts_by_key if key[1] is BOXES), None) or next(
+        (key for kind in (LABELS, KEYPOINTS) for key in parts_by_key if key[0] in kind.keys or key[1] is kind), None
+    )
+    if object_key is None or any(_SINGLE in lengths for _, lengths in parts_by_key[object_key]):
         return packed
-    samples, lengths = columns[object_key].packed.samples, columns[object_key].packed.lengths
-    (flat,) = send([weights[owners_of(samples, lengths)]], columns[object_key].joined.device)
-    weight = columns.get("weight")
-    if weight is not None:
-        return packed.with_columns([FlatColumn(weight.packed, weight.joined * flat)])
+    samples = [*chain.from_iterable(images for images, _ in parts_by_key[object_key])]
+    lengths = [*chain.from_iterable(lengths for _, lengths in parts_by_key[object_key])]
+    column = packed.all_columns().get("weight")
+    factors = []
+    if column is not None:
+        samples = [*column.samples]
+        with as_plain_tensors():
+            factors = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in column.values]
+        wrong = next((factor for factor in factors if factor.ndim != 1), None)
+        if wrong is not None:
+            raise ArgumentError(
+                f"weight must be one number per object, (n,), got shape {tuple(wrong.shape)}. Return such weights from the "
+                "data set, or leave them out."
+            )
+        lengths = [len(factor) for factor in factors]
+    (flat,) = send([weights[owners_of(samples, lengths)]], device)
+    flat = flat * torch.cat(factors) if factors else flat
+    others = {name: values for name, values in packed.others.items() if name != "weight"}
+    packed = PackedTargets(packed.flat, others, packed.layout)
     return packed.with_columns([FlatColumn(PackedColumn("weight", samples, lengths), flat)])
 
 
-def _merged_value(parts: Sequence[Any]) -> Any:
-    """Return the concatenation of the values of a group that are not packed; the first one if they cannot be concatenated."""
-    result = concatenated(parts) if len(parts) > 1 else None
-    return parts[0] if result is None else result
+def _merged_value(parts: Sequence[Any], name: Any) -> Any:
+    """Return the concatenation of the values of a group that are not packed; the first one if they have no entries.
+
+    Values without entries do not decide on the type, because many data sets return ``torch.tensor([])`` for them.
+
+    Raises:
+        ArgumentError: If values with entries have different types.
+    """
+    if len(parts) == 1 or not all(isinstance(part, _SEQUENCES) and getattr(part, "ndim", 1) for part in parts):
+        return parts[0]
+    filled = [part for part in parts if len(part)] or parts[:1]
+    result = filled[0] if len(filled) == 1 else concatenated(filled)
+    # Integers, such as labels, would be converted to floats. Coordinates may be.
+    are_floating = {part.is_floating_point() for part in filled if isinstance(part, Tensor)}
+    if result is None or (len(are_floating) > 1 and kind_of(name, type(filled[0])) is None):
+        types = dict.fromkeys(f"{type(part).__name__} of {getattr(part, 'dtype', 'objects')}" for part in filled)
+        raise ArgumentError(
+            f"{name} must have the same type in all images of a sample, got {' and '.join(types)}. Convert the values in the "
+            "data set."
+        )
+    return result

@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug import ArgumentError, ArgumentTypeError, CopyPaste, Mosaic
+from gpuaug import ArgumentError, ArgumentTypeError, CopyPaste, MixUpBoxes, Mosaic
 from gpuaug.core import targets as targets_of_dicts
 from gpuaug.core.packed_targets import pack_targets, unpack_targets
 from gpuaug.core.rng import next_seed
@@ -256,6 +256,106 @@ def test_labels_are_found_by_the_rule_of_sanitize(run, convert):
     for target in targets:
         target["gt_labels"] = convert([7, 8])
     assert [*map(int, combined(run, targets)["gt_labels"])] == [7, 8], "a value of the image"
+
+
+COUNTS = (1, 2, 0, 1)
+"""Number of boxes of each image."""
+
+WHOLE = {
+    "labels": torch.tensor([3, 4]),
+    "ids": torch.tensor([900100581904, 900100581905]),  # not representable in float32
+    "area": torch.tensor([0.5, 1.5], dtype=torch.float64),
+    "masks": torch.ones(2, 30, 40, dtype=torch.bool),
+    "masks of torchvision": tv_tensors.Mask(torch.ones(2, 30, 40, dtype=torch.bool)),
+    "names": ["a", "b"],
+    "scores": np.array([0.1, 0.9]),
+}
+"""Key → value for two boxes."""
+
+NOTHING = {
+    "tensor": torch.tensor([]),
+    "list": [],
+    "array": np.zeros(0),
+    "mask": tv_tensors.Mask(torch.zeros(0, 30, 40, dtype=torch.bool)),
+    "masks": torch.zeros(0, 30, 40, dtype=torch.bool),
+}
+"""Values of an image without boxes, as data sets return them."""
+
+
+def differing(name, value, nothing):
+    """Target dicts with ``COUNTS`` boxes, in which an image without boxes has the value ``nothing``."""
+    boxes = torch.tensor([[1.0, 2, 20, 22], [3, 4, 30, 24]])
+    return [{"boxes": boxes[:count], name: deepcopy(value[:count] if count else nothing)} for count in COUNTS]
+
+
+@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+@pytest.mark.parametrize(
+    ("key", "nothing"),
+    [(key, nothing) for key in WHOLE for nothing in NOTHING if key.startswith("masks") == nothing.startswith("mask")],
+)
+def test_a_value_without_entries_does_not_decide_on_the_type(run, key, nothing):
+    name, value = key.partition(" ")[0], WHOLE[key]
+    got = combined(run, differing(name, value, NOTHING[nothing]))[name]
+    if name == "masks":
+        assert got.shape == (4, 64, 64)
+    else:
+        wanted = [entry for count in COUNTS for entry in value[:count]]
+        assert type(got) is type(value)
+        assert getattr(got, "dtype", None) == getattr(value, "dtype", None)
+        assert all(np.array_equal(entry, other) for entry, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+@pytest.mark.parametrize("other", [[3, 4], np.array([3, 4]), torch.tensor([3.0, 4.0])], ids=["list", "array", "floats"])
+def test_entries_of_different_types_are_refused(run, other):
+    targets = differing("labels", WHOLE["labels"], other[:0])
+    targets[1]["labels"] = other
+    with pytest.raises(
+        ArgumentError, match=r"labels must have the same type in all images of a sample, got Tensor of torch.int64 and"
+    ):
+        combined(run, targets)
+
+
+@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+def test_a_key_that_only_its_numbers_show_to_have_one_entry_per_box_is_refused(run):
+    targets = differing("poses", torch.rand(2, 3), torch.rand(0, 3))
+    with pytest.raises(ArgumentError, match=r"'poses' must be a key that is known .* Rename it to such a key, for inst"):
+        combined(run, targets)
+    renamed = [{"boxes": target["boxes"], "ids": target["poses"]} for target in targets]
+    assert_values(combined(run, renamed)["ids"], torch.cat([target["poses"] for target in targets]))
+
+
+@pytest.mark.parametrize("run", ["eager", "fused"])
+@pytest.mark.parametrize("form", [torch.tensor, list, np.array], ids=["tensor", "list", "array"])
+@pytest.mark.parametrize("objects", ["boxes", "boxes of two dtypes", "boxes of torchvision", "labels"])
+def test_objects_have_the_weight_of_their_image(run, form, objects):
+    boxes = torch.tensor([[1.0, 2, 20, 22], [3, 4, 30, 24]])
+    targets = []
+    for count in (1, 2):
+        target = {"boxes": boxes[:count].double() if objects.endswith("dtypes") and count == 2 else boxes[:count]}
+        if objects.endswith("torchvision"):
+            target = {"found": tv_tensors.BoundingBoxes(boxes[:count], format="XYXY", canvas_size=(30, 40))}
+            target["keypoints"] = torch.zeros(5, 2)  # of the image
+        if objects == "labels":
+            target = {"labels": torch.arange(count)}
+        targets.append(target)
+    images = [torch.zeros(3, 30, 40, dtype=torch.uint8)] * 2
+    numbers = {"applies": True, "weight": 0.25}
+    for weights in (None, [[0.5], [1.0, 2.0]]):
+        for target, values in zip(targets, weights or (), strict=False):
+            target["weight"] = form(values)
+        if run == "eager":
+            got = MixUpBoxes()(images, targets, draws={"MixUpBoxes": numbers})[1]["weight"]
+        else:
+            augment = gpuaug.fuse(MixUpBoxes())
+            draws = augment.draw((1, 3, 30, 40))
+            drawn = {name: np.array([[number]]) for name, number in numbers.items()} | {"apply_mask": [True]}
+            draws = replace(draws, _drawn=(drawn,))
+            got = augment([image[None] for image in images], [deepcopy(targets)], data_keys=KEYS, draws=draws)[1][0]["weight"]
+        assert got.tolist() == ([0.25, 0.75, 0.75] if weights is None else [0.125, 0.75, 1.5])
+    targets[0]["weight"] = torch.ones(1, 1)
+    with pytest.raises(ArgumentError, match=r"weight must be one number per object, \(n,\), got shape \(1, 1\)"):
+        MixUpBoxes()(images, targets)
 
 
 def test_entries_of_different_shapes_are_refused():

@@ -1,8 +1,11 @@
 """Errors of ``Mosaic``, ``MixUpBoxes`` and ``CopyPaste`` about images, targets, draws and settings."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from support.files.encoded import encoded
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -53,6 +56,10 @@ RECORD = {"boxes": torch.zeros(0, 4)}
             lambda: MOSAIC(FOUR, FOUR[0], data_keys=["input", "mask"]),
             "Target dicts have room for masks, keypoints and labels.",
         ),
+        (
+            lambda: MOSAIC(*FOUR),
+            "inputs must be one list of batches of images, and target dicts if there are any, for",
+        ),
         (lambda: MOSAIC([*FOUR[:3], FOUR[0][:, :1]]), "images of a sample must have one type"),
         (lambda: gpuaug.fuse([v2.RandomInvert(), Mosaic(8)]), "got it after RandomInvert_0"),
         (lambda: gpuaug.fuse([v2.RandomApply([Mosaic(8)])]), "outside of containers"),
@@ -83,6 +90,19 @@ def test_errors(run, text):
     with pytest.raises(GpuAugError) as error:
         run()
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "transforms", [[Mosaic(8)], [Mosaic(8), MixUpBoxes()], [MixUpBoxes()], [CopyPaste(), Mosaic(8)]], ids=str
+)
+@pytest.mark.parametrize("difference", [-1, 1, 4])
+def test_another_number_of_files_is_an_error_behind_a_decoder(transforms, difference):
+    count = math.prod(4 if isinstance(transform, Mosaic) else 2 for transform in transforms)
+    batch = {"image": gpuaug.collate_encoded([[encoded()] * (count + difference)] * 3)}
+    augment = gpuaug.fuse([*transforms, v2.Resize((8, 8))], ragged=True)
+    stages = [gpuaug.DecodeStage(), gpuaug.TransformStage(augment, on="image")]
+    with pytest.raises(GpuAugError, match=rf"a list of {count} batches for .*, got {count + difference} per sample"):
+        list(gpuaug.StreamedLoader([batch], stages, device="cpu"))
 
 
 @pytest.mark.parametrize(("transform", "count"), [(Mosaic(8), 4), (MixUpBoxes(), 2), (CopyPaste(), 2)], ids=str)
