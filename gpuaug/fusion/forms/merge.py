@@ -46,6 +46,9 @@ from gpuaug.fusion.ops.torchvision.per_box import label_key
 _SEQUENCES = (Tensor, np.ndarray, list, tuple)
 """Types of values that may have one entry per box."""
 
+_LEAST_IMAGES = 8
+"""Number of images from which on it is hardly a coincidence if all have as many entries under a key as boxes."""
+
 _SINGLE = -1
 """In place of a number of entries: the value is a number or another value without axes."""
 
@@ -64,16 +67,16 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
 
     An image with another number of entries than boxes is an error: in the merged dict, its entries would belong to boxes of
     another image. As in ``sanitize``, the first key that contains ``label`` has one entry per box if its numbers of entries are
-    the numbers of boxes. Otherwise it belongs to the image. Another key whose numbers of entries are the numbers of boxes is
-    an error.
+    the numbers of boxes. Otherwise it belongs to the image. Another key whose numbers of entries are the numbers of boxes in
+    ``_LEAST_IMAGES`` or more images is an error; in fewer images, it belongs to the image.
 
     Args:
         targets: Target dicts of all images, in the order of the samples.
         count: Number of images per sample.
 
     Raises:
-        ArgumentError: If the numbers differ in an image; if a key that is not in ``PER_BOX`` has as many entries as boxes, in
-            images with different numbers of boxes.
+        ArgumentError: If the numbers differ in an image; if a key that is not in ``PER_BOX`` has as many entries as boxes in
+            all images, which have different numbers of boxes.
     """
     labels = label_key(targets.layout.keys)
     parts_by_key = _parts_by_key(targets)
@@ -97,7 +100,7 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
             keys.add(name)
             continue
         numbers = sorted(set(chain.from_iterable(lengths for _, lengths in box_parts)))
-        if len(numbers) > 1:  # equal numbers are then hardly a coincidence
+        if len(numbers) > 1 and len(targets.layout.records) >= _LEAST_IMAGES:
             raise ArgumentError(
                 f"{name!r} must be a key that is known to have one entry per box, got as many entries as boxes in images with "
                 f"{' and '.join(map(str, numbers))} boxes. Rename it to such a key, for instance to 'ids'."

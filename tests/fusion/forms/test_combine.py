@@ -316,9 +316,10 @@ def test_entries_of_different_types_are_refused(run, other):
         combined(run, targets)
 
 
-@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+@pytest.mark.parametrize("run", ["fused", "packed"])
 def test_a_key_that_only_its_numbers_show_to_have_one_entry_per_box_is_refused(run):
     targets = differing("poses", torch.rand(2, 3), torch.rand(0, 3))
+    assert len(combined("eager", targets)["poses"]) == 1, "in four images, equal numbers may be a coincidence"
     with pytest.raises(ArgumentError, match=r"'poses' must be a key that is known .* Rename it to such a key, for inst"):
         combined(run, targets)
     renamed = [{"boxes": target["boxes"], "ids": target["poses"]} for target in targets]
