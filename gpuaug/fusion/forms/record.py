@@ -191,7 +191,7 @@ class Record:
         if unsupported_keys:
             raise ArgumentError(
                 f"data_keys must be among {', '.join(op.supported_keys)} with {op.name}, got {', '.join(unsupported_keys)}. "
-                f"Run {op.name} in the dataset, or leave it out."
+                f"Leave {op.name} out of the pipeline."
             )
         if isinstance(op, MixOp):
             self._check_labels()

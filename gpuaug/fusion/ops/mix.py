@@ -238,9 +238,14 @@ class Mosaic(MixOp):
         is_outside = low < 0 or (self.settings["output_size"] is None and high > min(self.grid) - 1)
         return f"start_ratio_range={self.module.start_ratio_range} reaches beyond the images" if is_outside else None
 
+    def _sides(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """Return height and width of the output: ``output_size`` of the module, or those of the input."""
+        sides = self.settings["output_size"]
+        return (height, width) if sides is None else (int(sides[0]), int(sides[1]))
+
     def out_applied(self, size: Size) -> Size:
         """Output size: ``output_size`` of the module, or the input size."""
-        return size.to(*(self.settings["output_size"] or (size.height, size.width)))
+        return size.to(*self._sides(size.height, size.width))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"images"``, the index of the image on each tile, (B, tiles), and ``"start"`` of the window in pixels, (B, 2).
@@ -279,7 +284,7 @@ class Mosaic(MixOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Return the windows of the samples of ``rows``, which may be a part of the batch. ``images`` is the whole batch."""
         channels, height, width = images.shape[1:]
-        out_height, out_width = self.settings["output_size"] or (height, width)
+        out_height, out_width = self._sides(height, width)
         x = column(rows, 1).long() + torch.arange(out_width, device=images.device)
         y = column(rows, 2).long() + torch.arange(out_height, device=images.device)[:, None]
         inside = (x < column(rows, 3)) & (y < column(rows, 4))

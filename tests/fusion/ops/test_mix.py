@@ -200,6 +200,13 @@ def test_sides_that_a_grid_does_not_divide_raise_kornias_error():
         augment(photographs(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize("form", [list, tuple, torch.tensor])
+def test_output_size_of_a_mosaic_in_every_form(form):
+    module = K.RandomMosaic(form([8, 10]), p=1.0)
+    images = photographs(4, dtype=torch.float32)
+    assert gpuaug.fuse(module)(images).shape == module(images).shape == (4, 3, 8, 10)
+
+
 @pytest.mark.parametrize("key", ["mask", "bbox_xyxy", "keypoints", "targets", "class"])
 @pytest.mark.parametrize("name", ["mosaic", "jigsaw"])
 def test_mosaics_and_jigsaws_refuse_targets(name, key):
@@ -210,6 +217,6 @@ def test_mosaics_and_jigsaws_refuse_targets(name, key):
     if (name, key) == ("jigsaw", "class"):
         assert_values(augment(images, labels, data_keys=["input", "class"])[1], labels)
         return
-    text = f"data_keys must be among input.* with Random.*, got {key}. Run Random.* in the dataset, or leave it out."
+    text = f"data_keys must be among input.* with Random.*, got {key}. Leave Random.* out of the pipeline."
     with pytest.raises(gpuaug.ArgumentError, match=text):
         augment(images, {**others, "class": labels}[key], data_keys=["input", key])
