@@ -112,7 +112,7 @@ def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
     ("keys", "other", "kind", "text"),
     [
         (["input", "mask"], torch.ones(5, 1, 32, 48), gpuaug.ArgumentError, "data_keys must be among input, class with Random"),
-        (["input", "bbox_xyxy"], torch.ones(5, 1, 4), gpuaug.ArgumentError, "got bbox_xyxy. Run RandomMixUpV2_1 in the data"),
+        (["input", "bbox_xyxy"], torch.ones(5, 1, 4), gpuaug.ArgumentError, "got bbox_xyxy. Leave RandomMixUpV2_1 out of"),
         (["input", "class"], [0] * 5, gpuaug.ArgumentTypeError, "class must be a tensor, got list. Pass one index for each"),
         (["input", "class"], torch.ones(5, 10), gpuaug.ArgumentError, "class must be one label for each of the 5 images"),
         (["input", "class"], torch.ones(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, .* got meta. Move it"),
