@@ -262,3 +262,30 @@ def test_containers_inside_a_container_are_run_as_kornia_runs_them(make):
     images = torch.rand(2, 3, 8, 8)
     container = K.AugmentationSequential(K.RandomHorizontalFlip(p=0.0), make())
     torch.testing.assert_close(gpuaug.fuse(container)(images), container(images))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (v2.RandomErasing, {"p": 1.0, "scale": (0.5, 0.2)}),
+        (v2.RandomErasing, {"p": 1.0, "ratio": (3.0, 0.2)}),
+        (v2.RandomResizedCrop, {"size": 8, "scale": [0.9, 0.2]}),
+        (v2.RandomResizedCrop, {"size": 8, "ratio": (3.0, 0.2)}),
+        (v2.RandomRotation, {"degrees": (10, -10)}),
+        (v2.RandomAffine, {"degrees": (10, -10)}),
+        (v2.RandomAffine, {"degrees": 0, "scale": (1.5, 0.5)}),
+        (v2.RandomAffine, {"degrees": 0, "shear": (5, -5)}),
+        (v2.RandomAffine, {"degrees": 0, "shear": (-5, 5, 5, -5)}),
+    ],
+)
+def test_ranges_that_torchvision_cannot_draw_from_are_refused(kind, settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision warns of some
+        transform = kind(**settings)
+    with pytest.raises(RuntimeError, match="uniform_ expects"):
+        transform(torch.zeros(3, 16, 20))
+    name = list(settings)[-1]
+    swapped = {name: [number for low, high in zip(*[iter(settings[name])] * 2, strict=True) for number in sorted((low, high))]}
+    with pytest.raises(gpuaug.ArgumentError, match=rf"{name} of .* must have the smaller number of a range first"):
+        gpuaug.fuse(transform)
+    assert gpuaug.fuse(kind(**settings | swapped))(torch.zeros(2, 3, 16, 20)).shape[:2] == (2, 3)

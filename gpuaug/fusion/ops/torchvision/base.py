@@ -33,6 +33,9 @@ Units = torch.dtype
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Names of Pillow's resampling modes, in the order of their integer codes."""
 
+_RANGES = frozenset(("degrees", "ratio", "scale", "shear"))
+"""Names of settings that torchvision draws between, (low, high), or for shears (low, high, low, high)."""
+
 UNIFORM_BOUNDS = np.float32(0), np.float32(1 - 2**-24)
 """Smallest and largest float32 that ``Sampler.uniform`` returns."""
 
@@ -73,9 +76,22 @@ class TorchvisionOp(Op):
         super().__init__(name, transform)
 
     def _read_common(self, module: Any) -> None:
-        """Read ``p`` if torchvision's class has it. A subclass of the user may have an unrelated attribute ``p``."""
-        if "p" in names_used(torchvision_class(module) or nn.Module):
+        """Read ``p`` if torchvision's class has it, and check ranges. A subclass of the user may have unrelated attributes.
+
+        Raises:
+            ArgumentError: If the first number of a range is larger than the second, with which torchvision cannot draw.
+        """
+        names = names_used(torchvision_class(module) or nn.Module)
+        if "p" in names:
             self.p = float(module.p)
+        for name in names & _RANGES:
+            numbers = getattr(module, name, None)
+            if isinstance(numbers, list | tuple) and any(
+                low > high for low, high in zip(numbers[::2], numbers[1::2], strict=False)
+            ):
+                raise ArgumentError(
+                    f"{name} of {self.name} must have the smaller number of a range first, got {tuple(numbers)}. Swap them."
+                )
 
     def _read(self, transform: Any) -> None:
         """Do nothing. The methods of this name that subclasses inherit from ops of Kornia's modules read modules of Kornia."""
