@@ -80,9 +80,10 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
     """
     labels = label_key(targets.layout.keys)
     parts_by_key = _parts_by_key(targets)
-    box_parts = next((parts for (_, kind, _), parts in parts_by_key.items() if kind is BOXES), [])
+    box_parts = next((parts for (_, kind), parts in parts_by_key.items() if kind is BOXES), [])
     keys = set(PER_BOX)
-    for (name, _, is_known), parts in parts_by_key.items() if box_parts else ():
+    for (name, kind), parts in parts_by_key.items() if box_parts else ():
+        is_known = kind is not None or name in PER_BOX  # to have one entry per box
         if parts != box_parts:
             # Image → number of entries, of this key and of boxes.
             counts, box_counts = (dict(chain.from_iterable(starmap(zip, each))) for each in (parts, box_parts))
@@ -108,17 +109,17 @@ def keys_per_box(targets: PackedTargets, count: int) -> set[Any]:
     return keys
 
 
-def _parts_by_key(targets: PackedTargets) -> dict[tuple[Any, Kind | None, bool], _Parts]:
-    """Return (key, kind, whether values have one entry per box by their key or class) → numbers of entries per image.
+def _parts_by_key(targets: PackedTargets) -> dict[tuple[Any, Kind | None], _Parts]:
+    """Return (key, kind) → numbers of entries per image.
 
-    Left out are keypoints (n, 2) and segmentation maps (H, W), which belong to the image, and single values under other keys.
+    Left out are keypoints (n, 2) and segmentation maps (H, W), which belong to the image, and single values under keys that are
+    not in ``PER_BOX``.
     """
-    parts_by_key: dict[tuple[Any, Kind | None, bool], _Parts] = {}
+    parts_by_key: dict[tuple[Any, Kind | None], _Parts] = {}
     for name, cls, axes, images, lengths in chain.from_iterable(map(_entries, targets.all_columns().values())):
         kind = kind_of(name, cls)
-        is_known = kind is not None or name in PER_BOX
-        if axes != 2 if kind in (KEYPOINTS, MASKS) else is_known or axes:
-            parts_by_key.setdefault((name, kind, is_known), []).append((images, lengths))
+        if axes != 2 if kind in (KEYPOINTS, MASKS) else axes or kind is not None or name in PER_BOX:
+            parts_by_key.setdefault((name, kind), []).append((images, lengths))
     return parts_by_key
 
 
@@ -271,20 +272,22 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32], device: torch
     Raises:
         ArgumentError: If an existing weight is not one number per object.
     """
-    parts_by_key = {key: parts for key, parts in _parts_by_key(packed).items() if key[2]}
-    object_key = next((key for key in parts_by_key if key[1] is BOXES), None) or next(
-        (key for kind in (LABELS, KEYPOINTS) for key in parts_by_key if key[0] in kind.keys or key[1] is kind), None
-    )
-    if object_key is None or any(_SINGLE in lengths for _, lengths in parts_by_key[object_key]):
+    kinds = BOXES, LABELS, KEYPOINTS
+    entries = _parts_by_key(packed).items()
+    parts = next((parts for kind in kinds for (name, own), parts in entries if own is kind or name in kind.keys), [])
+    if not parts or any(_SINGLE in lengths for _, lengths in parts):
         return packed
-    samples = [*chain.from_iterable(images for images, _ in parts_by_key[object_key])]
-    lengths = [*chain.from_iterable(lengths for _, lengths in parts_by_key[object_key])]
-    column = packed.all_columns().get("weight")
+    samples = [*chain.from_iterable(images for images, _ in parts)]
+    lengths = [*chain.from_iterable(lengths for _, lengths in parts)]
+    column = packed.all_columns().get("weight", Column((), ()))
+    old_weights = [(image, value) for image, value in zip(column.samples, column.values, strict=True) if value is not None]
     factors = []
-    if column is not None:
-        samples = [*column.samples]
+    if old_weights:
+        samples = [image for image, _ in old_weights]
         with as_plain_tensors():
-            factors = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in column.values]
+            for _, value in old_weights:
+                dtype = None if isinstance(value, Tensor | np.ndarray) else torch.float32
+                factors.append(torch.as_tensor(value, dtype=dtype, device=device))
         wrong = next((factor for factor in factors if factor.ndim != 1), None)
         if wrong is not None:
             raise ArgumentError(
@@ -311,8 +314,9 @@ def _merged_value(parts: Sequence[Any], name: Any) -> Any:
         return parts[0]
     filled = [part for part in parts if len(part)] or parts[:1]
     result = filled[0] if len(filled) == 1 else concatenated(filled)
-    # Integers, such as labels, would be converted to floats. Coordinates may be.
-    are_floating = {part.is_floating_point() for part in filled if isinstance(part, Tensor)}
+    # Integers, such as labels, would be converted to floats. Coordinates may be converted.
+    are_floating = {np.issubdtype(part.dtype, np.floating) for part in filled if isinstance(part, np.ndarray)}
+    are_floating |= {part.is_floating_point() for part in filled if isinstance(part, Tensor)}
     if result is None or (len(are_floating) > 1 and kind_of(name, type(filled[0])) is None):
         types = dict.fromkeys(f"{type(part).__name__} of {getattr(part, 'dtype', 'objects')}" for part in filled)
         raise ArgumentError(

@@ -239,7 +239,7 @@ class Mosaic(MixOp):
         return f"start_ratio_range={self.module.start_ratio_range} reaches beyond the images" if is_outside else None
 
     def _sides(self, height: Any, width: Any) -> tuple[Any, Any]:
-        """Return height and width of the output: ``output_size`` of the module, or those of the input."""
+        """Return the height and width of the output: ``output_size`` of the module, by default ``height`` and ``width``."""
         sides = self.settings["output_size"]
         return (height, width) if sides is None else (int(sides[0]), int(sides[1]))
 

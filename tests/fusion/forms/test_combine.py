@@ -269,6 +269,7 @@ WHOLE = {
     "masks of torchvision": tv_tensors.Mask(torch.ones(2, 30, 40, dtype=torch.bool)),
     "names": ["a", "b"],
     "scores": np.array([0.1, 0.9]),
+    "track_ids": np.array([900100581904, 900100581905]),
 }
 """Key → value for two boxes."""
 
@@ -306,13 +307,21 @@ def test_a_value_without_entries_does_not_decide_on_the_type(run, key, nothing):
 
 
 @pytest.mark.parametrize("run", ["eager", "fused", "packed"])
-@pytest.mark.parametrize("other", [[3, 4], np.array([3, 4]), torch.tensor([3.0, 4.0])], ids=["list", "array", "floats"])
-def test_entries_of_different_types_are_refused(run, other):
-    targets = differing("labels", WHOLE["labels"], other[:0])
-    targets[1]["labels"] = other
-    with pytest.raises(
-        ArgumentError, match=r"labels must have the same type in all images of a sample, got Tensor of torch.int64 and"
-    ):
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("ids", [3, 4]),
+        ("ids", np.array([3, 4])),
+        ("ids", torch.tensor([3.0, 4.0])),
+        ("track_ids", np.array([3.0, 4.0])),
+        ("track_ids", [3, 4]),
+    ],
+    ids=str,
+)
+def test_entries_of_different_types_are_refused(run, key, other):
+    targets = differing(key, WHOLE[key], other[:0])
+    targets[1][key] = other
+    with pytest.raises(ArgumentError, match=rf"{key} must have the same type in all images of a sample, got .* of .*int64 and"):
         combined(run, targets)
 
 
@@ -342,9 +351,9 @@ def test_objects_have_the_weight_of_their_image(run, form, objects):
         targets.append(target)
     images = [torch.zeros(3, 30, 40, dtype=torch.uint8)] * 2
     numbers = {"applies": True, "weight": 0.25}
-    for weights in (None, [[0.5], [1.0, 2.0]]):
+    for weights in (None, [None, None], [[0.5], [1.0, 2.0]]):
         for target, values in zip(targets, weights or (), strict=False):
-            target["weight"] = form(values)
+            target["weight"] = None if values is None else form(values)
         if run == "eager":
             got = MixUpBoxes()(images, targets, draws={"MixUpBoxes": numbers})[1]["weight"]
         else:
@@ -353,7 +362,8 @@ def test_objects_have_the_weight_of_their_image(run, form, objects):
             drawn = {name: np.array([[number]]) for name, number in numbers.items()} | {"apply_mask": [True]}
             draws = replace(draws, _drawn=(drawn,))
             got = augment([image[None] for image in images], [deepcopy(targets)], data_keys=KEYS, draws=draws)[1][0]["weight"]
-        assert got.tolist() == ([0.25, 0.75, 0.75] if weights is None else [0.125, 0.75, 1.5])
+        assert got.tolist() == ([0.125, 0.75, 1.5] if weights and weights[0] else [0.25, 0.75, 0.75])
+        assert got.dtype == (torch.float64 if form is np.array and weights and weights[0] else torch.float32)
     targets[0]["weight"] = torch.ones(1, 1)
     with pytest.raises(ArgumentError, match=r"weight must be one number per object, \(n,\), got shape \(1, 1\)"):
         MixUpBoxes()(images, targets)

@@ -299,6 +299,8 @@ def test_what_is_passed_in_place_of_a_processor_is_told_apart(wrap, way_out, mak
     with pytest.raises(gpuaug.ArgumentTypeError, match="An image processor must be one of ") as told:
         fused(wrap(processor))
     assert str(told.value).endswith(way_out)
+    accepted = fused(getattr(wrap(processor), "image_processor", processor))
+    assert accepted.definition[0].family == fused(processor).definition[0].family
 
 
 @pytest.mark.parametrize("name", NAMES)
