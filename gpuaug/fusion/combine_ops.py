@@ -36,23 +36,21 @@ class Placement(NamedTuple):
     tiles: NDArray[np.int64]
     """(N, 12) tile of each image: its resized rectangle, and the part of the canvas that is written (``backends/tiles.py``)."""
     used: NDArray[np.bool_]
-    """(N,) mask of the images that the canvases show."""
+    """(N,) mask of the images that are visible in the results of the last op (``used_images``)."""
     canvases: Sides
     """(M, 2) heights and widths of the canvases."""
 
 
-def fit(tiles: NDArray[np.int64], sizes: Sides, canvases: Sides) -> None:
-    """Write the sizes to which images are resized, columns 2 and 3 of tiles: the largest that fit, with their aspect ratio.
+def fitted(sizes: NDArray[np.int64], rectangles: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the largest heights and widths of images, with their aspect ratio, that fit into rectangles, (2, …).
 
-    Args:
-        tiles: (…, 12) tiles.
-        sizes: (…, 2) heights and widths of the images.
-        canvases: Heights and widths of the rectangles into which the images must fit, which broadcast with ``sizes``.
+    ``sizes``: heights and widths of the images, (2, …). ``rectangles``: heights and widths, which broadcast with ``sizes``.
     """
     # Per axis, the side for which the other side equals that of the rectangle, rounded to the nearest integer, at least 1.
-    other_sides = sizes[..., ::-1]
-    by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + other_sides) // (2 * other_sides), 1)
-    tiles[..., 2:4] = np.minimum(canvases, by_other_side)
+    other_sides = sizes[::-1]
+    by_other_side = np.maximum((rectangles[::-1] * sizes * 2 + other_sides) // (2 * other_sides), 1)
+    result: NDArray[np.int64] = np.minimum(rectangles, by_other_side)
+    return result
 
 
 class CombineOp(IdentityOp):
@@ -132,7 +130,7 @@ class CombineOp(IdentityOp):
         applies = draws["applies"] > 0.5
         return {**draws, "applies": applies, "apply_mask": applies.any(1)}
 
-    def used(self, draws: OpDraws) -> NDArray[np.bool_]:
+    def shown(self, draws: OpDraws) -> NDArray[np.bool_]:
         """Return the mask of the images that the canvases show, (N,): of a group all, or if the op is not applied the first."""
         mask = np.repeat(draws["applies"].reshape(-1, 1), self.count, 1)
         mask[:, 0] = True
@@ -142,36 +140,38 @@ class CombineOp(IdentityOp):
         """Return the weight of the first image of each group in the weighted sum, (M,); ``None`` if images are not blended."""
         return None
 
-    def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
-        """Return the placement of all images. ``sizes``: (N, 2) heights and widths of the images."""
-        sizes = sizes.reshape(-1, self.count, 2)
-        canvases = sizes[:, 0] if self.size is None else np.full((len(sizes), 2), self.size)
+    def placement(self, draws: OpDraws, sizes: Sides, used: NDArray[np.bool_]) -> Placement:
+        """Return the placement of all images. ``sizes``: (N, 2) heights and widths. ``used``: see ``Placement``."""
+        # In this method and in ``place``, images are along the last axes: a last axis of length 2 makes NumPy several times
+        # slower.
+        by_axis = np.ascontiguousarray(sizes.reshape(-1, self.count, 2).T)  # (2, n, M)
+        canvases = sizes[:: self.count] if self.size is None else np.full((len(sizes) // self.count, 2), self.size)
         areas = canvases[:, 0] * canvases[:, 1]
-        # Columns 6 and 7: size of the region that the tile fills, at first the whole canvas. 8 and 9: size of the canvas. 10:
-        # offset of the canvas. ``place`` writes columns 0 to 3, the resized image, and may change the region. 11: the image.
-        tiles = np.zeros((len(sizes), self.count, 12), np.int64)
-        tiles[..., 6:8] = tiles[..., 8:10] = canvases[:, None]
-        tiles[..., 10] = (areas.cumsum() - areas)[:, None]
-        self.place(draws, sizes, tiles)
-        tiles[..., 11] = np.arange(sizes.shape[0] * self.count).reshape(-1, self.count)
-        return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
+        # 6 and 7: size of the region that the tile fills, at first the whole canvas. 8 and 9: size of the canvas. 10: offset of
+        # the canvas. ``place`` writes 0 to 3, the resized image, and may change the region. 11: the image.
+        tiles = np.zeros((12, *by_axis.shape[1:]), np.int64)
+        tiles[6:8] = tiles[8:10] = canvases.T[:, None]
+        tiles[10] = areas.cumsum() - areas
+        self.place(draws, by_axis, tiles)
+        tiles[11] = np.arange(len(sizes)).reshape(-1, self.count).T
+        return Placement(self, draws, tiles.T.reshape(-1, 12), used, canvases)
 
-    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
-        """Write the rectangles of the resized images, columns 0 to 3 of tiles, and their regions, columns 4 to 7.
+    def place(self, draws: OpDraws, sizes: NDArray[np.int64], tiles: NDArray[np.int64], first: int = 0) -> None:
+        """Write the rectangles of the resized images, ``tiles[:4]``, and their regions, ``tiles[4:8]``.
 
         By default, images are fitted to the canvas, and centred, and the region is the canvas.
 
         Args:
             draws: Draws of the op, for M groups.
-            sizes: (M, n, 2) heights and widths of n consecutive images of each group.
-            tiles: (M, n, 12) tiles, changed in place.
+            sizes: (2, n, M) heights and widths of n consecutive images of each group.
+            tiles: (12, n, M) tiles, changed in place.
             first: Index in the group of the first of the n images.
         """
-        fit(tiles, sizes, tiles[..., 8:10])
-        tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
+        tiles[2:4] = fitted(sizes, tiles[8:10])
+        tiles[:2] = (tiles[8:10] - tiles[2:4]) // 2
 
 
-_IS_BEYOND = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+_IS_BEYOND = np.array([(0, 0, 1, 1), (0, 1, 0, 1)])
 """(whether below the centre, whether right of it) for the tiles of a mosaic: top left and right, bottom left and right."""
 
 
@@ -195,20 +195,22 @@ class MosaicOp(CombineOp):
         y, x = np.floor(self.size / 4 + sampler.uniform(2 * self.groups) * (self.size / 2)).reshape(2, self.groups, -1)
         return {"y": y.T, "x": x.T}
 
-    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
+    def place(self, draws: OpDraws, sizes: NDArray[np.int64], tiles: NDArray[np.int64], first: int = 0) -> None:
         """Place each image with a corner at the centre; if the op is not applied, the first image as the base class does."""
-        is_beyond = _IS_BEYOND[first : first + sizes.shape[1]]
-        centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).reshape(-1, 1, 2)
-        fit(tiles, sizes, np.full(2, self.size // 2))
-        tiles[..., :2] = centres - (1 - is_beyond) * tiles[..., 2:4]
-        tiles[..., 4:6] = centres * is_beyond
-        tiles[..., 6:8] = np.abs(self.size * is_beyond - centres)
+        is_beyond = _IS_BEYOND[:, first : first + sizes.shape[1], None]
+        centres = np.array((draws["y"].ravel(), draws["x"].ravel())).astype(np.int64)[:, None]
+        resized = fitted(sizes, np.full((2, 1, 1), self.size // 2))
+        tiles[:2] = centres - (1 - is_beyond) * resized
+        tiles[2:4] = resized
+        tiles[4:6] = centres * is_beyond
+        tiles[6:8] = np.abs(self.size * is_beyond - centres)
         not_applied = ~draws["applies"].ravel()
         if not_applied.any():
-            first_tiles = tiles[not_applied, 0]
-            first_tiles[:, 4:8] = 0, 0, self.size, self.size
-            super().place(draws, sizes[not_applied, 0], first_tiles)
-            tiles[not_applied, 0] = first_tiles
+            first_tiles = tiles[:, 0, not_applied]
+            first_tiles[4:6] = 0
+            first_tiles[6:8] = self.size
+            super().place(draws, sizes[:, 0, not_applied], first_tiles)
+            tiles[:, 0, not_applied] = first_tiles
 
     def summary(self) -> str:
         """Return the number of images and the size of the canvas."""
@@ -293,6 +295,19 @@ def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
     return next((op.out(size) for op in reversed(ops) if op.size is not None), size)
 
 
+def used_images(ops: Sequence[CombineOp], draws: Sequence[OpDraws]) -> list[NDArray[np.bool_]]:
+    """Return which images are visible in the results of the last op: for each op, the mask of its images, (N,).
+
+    ``draws``: draws of the ops. The draws of later ops of the pipeline may follow.
+    """
+    masks: list[NDArray[np.bool_]] = []
+    for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
+        shown = op.shown(op_draws)
+        # The canvases of an op are the images of the next op, which comes before it in ``masks``.
+        masks.append(shown & masks[-1].repeat(op.count) if masks else shown)
+    return masks[::-1]
+
+
 def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: Sides, image: int) -> NDArray[np.int64]:
     """Return the window that the ops read of the image ``image`` of each sample, so that only the window is decoded.
 
@@ -305,12 +320,7 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     Returns:
         (B, 4) top, left, height and width; all 0 if the image is not read.
     """
-    # Walk back from the last op: an image is read if its canvas is, and the canvas shows it.
-    is_used = np.ones(len(sizes), bool)
-    for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
-        is_used = np.repeat(is_used, op.count) & op.used(op_draws)
-    images_per_sample = ops[0].groups * ops[0].count
-    is_used = is_used[image::images_per_sample]
+    is_used = used_images(ops, draws)[0][image :: ops[0].groups * ops[0].count]
     starts = np.zeros_like(sizes)
     ends = sizes
     if isinstance(ops[0], MosaicOp):
@@ -318,18 +328,19 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
         # interpreter's lock, and has to wait for the decoding threads to get it back.
         group, first = divmod(image, ops[0].count)
         draws_of_group = {name: draws[0][name][:, [group]] for name in ("applies", *ops[0].parameters)}
-        tiles = np.zeros((len(sizes), 1, 12), np.int64)
-        tiles[..., 8:10] = ops[0].size
-        ops[0].place(draws_of_group, sizes[:, None], tiles, first)
-        top_left = tiles[:, 0, :2]
-        resized = tiles[:, 0, 2:4]
+        tiles = np.zeros((12, 1, len(sizes)), np.int64)
+        tiles[8:10] = ops[0].size
+        by_axis = np.ascontiguousarray(sizes.T)
+        ops[0].place(draws_of_group, by_axis[:, None], tiles, first)
+        top_left = tiles[:2, 0]
+        resized = tiles[2:4, 0]
         # A *line* is a row (y) or a column (x). First and last line of the resized image that are on the canvas.
         visible_lines = np.maximum(-top_left, 0), np.minimum(ops[0].size - top_left, resized) - 1
         # First of the two source lines between which each is interpolated. One more line is read on each side, because kernels
         # may round differently.
-        source_lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible_lines]
-        starts = np.maximum(source_lines[0] - 1, 0)
-        ends = np.minimum(source_lines[1] + 3, sizes)
+        source_lines = [np.floor((line + 0.5) * by_axis / resized - 0.5).astype(np.int64) for line in visible_lines]
+        starts = np.maximum(source_lines[0] - 1, 0).T
+        ends = np.minimum(source_lines[1] + 3, by_axis).T
     return np.concatenate((starts, ends - starts), 1) * is_used[:, None]
 
 

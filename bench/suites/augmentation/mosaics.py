@@ -6,7 +6,8 @@ Mosaics of ``--side`` pixels (640). Cases:
 
 images        uint8 images of ``--side`` pixels on the device. Rows: Kornia's ``RandomMosaic``, which takes its partners from
               the batch and does not resize; gpuaug, with four images per mosaic
-with boxes    the same with 7 boxes per image, in target dicts as a loader hands them over; gpuaug only
+with boxes    the same with 7 boxes per image; gpuaug only. Rows: target dicts as a loader hands them over; target dicts as a
+              stage of a loader gets them, with all boxes in one tensor
 from files    from files in the page cache to mosaics on the device. Photographs as on the web, JPEG, with a median side of 450
               pixels, and 7 boxes per image, which the data set holds in memory. Rows: workers that decode with PIL and make
               mosaics in torch; gpuaug: ``collate_encoded``, ``DecodeStage``, and a fused ``Mosaic``; and the ceiling: whole
@@ -34,10 +35,12 @@ from bench.data import loaders, web_images
 from bench.harness import call_rows, flags, measurement
 from bench.harness.optional_rows import OptionalRow
 from gpuaug.benchkit.windows import Variant
+from gpuaug.core.packed_targets import packed_targets
 
 KORNIA = "Kornia"
 WORKERS = "workers"
 GPUAUG = "gpuaug"
+IN_LOADER = "gpuaug, as a stage"
 DECODING = "decoding alone"
 
 BOXES = 7
@@ -96,10 +99,12 @@ def image_rows(options: Namespace, batch_size: int, _stack: ExitStack, *, with_b
         annotations = objects(4 * batch_size, side)
         lists = [[target_of(annotations, 4 * row + index) for index in range(4)] for row in range(batch_size)]
         ((targets,),) = gpuaug.StreamedLoader([(lists,)], device=device)
+        packed = packed_targets(targets, images[0].device)
         return [
             call_rows.call_row(
-                GPUAUG, lambda: mosaic(images, targets, data_keys=KEYS), batch_size, launches=call_rows.MANY_LAUNCHES
+                label, partial(mosaic, images, form, data_keys=KEYS), batch_size, launches=call_rows.MANY_LAUNCHES
             )
+            for label, form in ((GPUAUG, targets), (IN_LOADER, packed))
         ]
     floats = images[0].float() / 255
     kornia = K.RandomMosaic(output_size=(side, side), p=1.0)
@@ -151,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         cases,
         baseline=(KORNIA, WORKERS),
-        ours=(GPUAUG,),
+        ours=(GPUAUG, IN_LOADER),
         ceilings=(DECODING,),
         figures=partial(call_rows.batch_figures, device=options.device),
     )

@@ -10,6 +10,7 @@ the canvas that the image is written to. Tiles are an array (T, 12) on the host,
     11       index of the image
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,14 +59,21 @@ def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
         if isinstance(member, Ragged):
             layouts[:, index] = layouts_of(member.shapes)
         else:
-            batch_stride, channel_stride, *strides = member.stride()
-            sides = member.shape[2:]
-            layouts[:, index] = 0, *sides, *strides, channel_stride, 0, 0, *sides, 0
-            layouts[:, index, 0] = np.arange(len(member)) * batch_stride
+            layouts[:, index] = _dense_layouts(member.shape, member.stride())
         layouts[:, index, -1] = index
     channels = first_member.shapes.channels if isinstance(first_member, Ragged) else first_member.shape[1]
     tensors = [member.data if isinstance(member, Ragged) else member for member in members]
     return Pixels(tensors, layouts.reshape(-1, 11), channels)
+
+
+@functools.lru_cache(maxsize=64)
+def _dense_layouts(shape: torch.Size, strides: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return ``Pixels.layouts`` of a tensor (B, C, H, W), with 0 as the index of the tensor. The array is cached."""
+    batch_stride, channel_stride, *pixel_strides = strides
+    layouts = np.empty((shape[0], 11), np.int64)
+    layouts[:] = 0, *shape[2:], *pixel_strides, channel_stride, 0, 0, *shape[2:], 0
+    layouts[:, 0] = np.arange(shape[0]) * batch_stride
+    return layouts
 
 
 def layouts_of(shapes: Shapes) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, send, size_of
 from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, Pixels, layouts_of, pixels_of
 from gpuaug.fusion.clips import ClipLayout
-from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size
+from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size, used_images
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
@@ -123,13 +123,13 @@ class Combination:
         Raises:
             ArgumentError: If objects are pasted, and there are no target dicts with masks.
         """
-        for op, op_draws in zip(self._ops, draws, strict=False):
+        for op, op_draws, used in zip(self._ops, draws, used_images(self._ops, draws), strict=False):
             if self._targets is None and isinstance(op, CopyPasteOp):
                 raise ArgumentError(
                     f"data_keys must hold 'targets' for {op.name}, which pastes objects by their masks, got {self.keys}. Pass "
                     "target dicts with masks beside the images."
                 )
-            placement = op.placement(op_draws, self._pixels.sizes)
+            placement = op.placement(op_draws, self._pixels.sizes, used)
             # Targets first: they need the sizes of the images before the op, which ``_combined_pixels`` replaces, and
             # ``_combined_pixels`` needs ``_cover``, which ``_paste`` sets.
             if self._targets is not None and len(placement.used):
@@ -140,22 +140,22 @@ class Combination:
 
     def _combined_pixels(self, placement: Placement) -> Pixels:
         """Return the pixels of the canvases of an op."""
-        op, draws, tiles, used, canvas_sizes = placement  # ``used``: mask of the images that the canvases show
+        op, draws, tiles, used, canvas_sizes = placement
         shapes = Shapes(canvas_sizes, self._pixels.channels, "chw")
         out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
         # ``op.fill`` is in [0, 255], and ``fill`` in the range of the dtype, which is [0, 1] for floating dtypes.
         fill = op.fill / 255 * LARGEST.get(self.dtype, 1)
         fill = float(round(fill)) if self.dtype in LARGEST else fill
         if not op.overlays:
-            dispatch.write_tiles(out, self._pixels, tiles[used], fill)
+            dispatch.write_tiles(out, self._pixels, tiles.compress(used, 0), fill)
         else:
             # Two images per group: the first fills the canvas. If the op is applied, the second is written over it: blended by
             # ``weights``, or pasted where ``cover`` is not 0.
             weights = op.weights(draws)
-            applies = used[1::2]
-            dispatch.write_tiles(out, self._pixels, tiles[::2], fill)
-            options: dict[str, Any] = {"cover": self._cover} if weights is None else {"weights": weights[applies]}
-            dispatch.write_tiles(out, self._pixels, tiles[1::2][applies], fill, **options)
+            dispatch.write_tiles(out, self._pixels, tiles[::2].compress(used[::2], 0), fill)
+            is_written = used[1::2]
+            options: dict[str, Any] = {"cover": self._cover} if weights is None else {"weights": weights[is_written]}
+            dispatch.write_tiles(out, self._pixels, tiles[1::2].compress(is_written, 0), fill, **options)
         return Pixels([out], layouts_of(shapes), shapes.channels)
 
     def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
@@ -244,7 +244,7 @@ class Combination:
         groups = owners // op.count
         roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, object_indices), ABOVE, ABSENT))
         self._cover, statistics = dispatch.paste_objects(as_bits(flat_masks), groups, roles, placement.canvases)
-        applies = draws["applies"].ravel()
+        applies = placement.used[1::2]
         all_owners = [owners, *(target.host_arrays[0] for target in boxes)]
         # Indices of the masks, and of the boxes, in groups to which the op is applied.
         mask_rows, *rows_of_boxes = send([np.flatnonzero(applies[images // op.count]) for images in all_owners], self.device)

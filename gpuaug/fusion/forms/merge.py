@@ -161,7 +161,7 @@ class Merge:
 
     Args:
         packed: Target dicts of N images.
-        placement: The op, its draws, the images that the canvases show, and the sizes of the canvases.
+        placement: Placement of the images by the op.
         keys: Result of ``keys_per_box``.
         device: Device of the images.
     """

@@ -399,3 +399,34 @@ def test_values_of_an_image_need_not_have_one_entry_per_box(run):
 def test_images_of_a_module_are_tensors_with_pixels(image):
     with pytest.raises(ArgumentTypeError, match=r"images must be tensors \(C, H, W\) with pixels for Mosaic, .* at index 3"):
         MOSAIC([torch.zeros(3, 8, 8)] * 3 + [image])
+
+
+@pytest.mark.parametrize("p", [0, 0.5, 1])
+@pytest.mark.parametrize("next_p", [0, 0.5, 1])
+@pytest.mark.parametrize("first", [Mosaic, MixUpBoxes, CopyPaste])
+def test_only_visible_images_are_written(first, p, next_p, monkeypatch):
+    """Images that no result shows have no pixels in memory if only windows are decoded."""
+    arguments = (32,) if first is Mosaic else ()
+    transforms = [first(*arguments, p=p), MixUpBoxes(p=next_p) if first is Mosaic else Mosaic(32, p=next_p)]
+    batch, group, groups = 6, transforms[0].op_class.count, transforms[1].op_class.count
+    augment = gpuaug.fuse(transforms)
+    draws = augment.draw((batch, 3, 16, 16), seed=3)
+    applies, next_applies = (op_draws["applies"] for op_draws in draws._drawn[:2])
+    visible = {
+        (sample * groups + canvas) * group + image
+        for sample, canvas, image in np.ndindex(batch, groups, group)
+        if (canvas == 0 or next_applies[sample, 0]) and (image == 0 or applies[sample, canvas])
+    }
+    tables, write_tiles = [], dispatch.write_tiles
+
+    def recording(out, pixels, tiles, *arguments, **options):
+        if pixels.channels == 3:
+            tables.append(tiles[:, 11])
+        write_tiles(out, pixels, tiles, *arguments, **options)
+
+    monkeypatch.setattr(dispatch, "write_tiles", recording)
+    images = [torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)] * (group * groups)
+    target = {"boxes": torch.tensor([[2.0, 2, 9, 9]]), "masks": torch.ones(1, 16, 16, dtype=torch.bool)}
+    augment(images, [[target] * (group * groups)] * batch, data_keys=KEYS, draws=draws)
+    calls_of_first = 1 if first is Mosaic else 2
+    assert set(np.concatenate(tables[:calls_of_first]).tolist()) == visible

@@ -1,8 +1,8 @@
 """Triton kernels that compose images: one writes tiles to canvases, two cut pasted objects out of the masks below them.
 
 A *tile* places one resized image on a *canvas*, an image that consists of tiles, or that objects are pasted on. The *region* of
-the tile is the rectangle of the canvas that the image is written to. A *block* is a part of a region that one thread block
-writes.
+the tile is the rectangle of the canvas that the image is written to. Regions are divided into *blocks*. A thread block writes
+several of them.
 
 For copy-paste, each object has a mask, a plane of the size of its canvas, and a role: below the pasted objects, pasted (above),
 or absent. The first kernel computes the *cover* of each canvas: 1 where an object is pasted. The second sets masks of objects
@@ -22,8 +22,15 @@ from gpuaug.fusion.backends.tiles import ABOVE, BELOW, Pixels
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.pixel_math import nearest_integer
 
-BLOCK = (8, 64)
-"""(height, width) of a block in pixels."""
+BLOCK = (4, 32)
+"""(height, width) of a block in pixels. A thread block is one warp, and a thread computes a column of the block."""
+
+BLOCKS_PER_THREAD_BLOCK = 4
+"""Mean number of blocks that a thread block writes.
+
+With 1, mosaics take 1.15 times as long, because the start of a thread block takes time, and with 8 as long (64 mosaics of 640
+pixels, uint8, float16 and ragged; H200, 2026-12-01).
+"""
 
 MASK_BLOCK = 1024
 """Pixels of masks per thread block."""
@@ -45,35 +52,80 @@ COLUMN_COUNT = tl.constexpr(17)
 
 
 @triton.jit
-def source_lines(pixel, resized_length, source_length):
+def source_lines(pixel, resized_length, source_length, NEAREST: tl.constexpr):
     """Return which source lines (rows, or columns) output pixels are computed from, along one axis.
 
     ``pixel``: indices of the output pixels, counted from the start of the resized image. ``resized_length``,
-    ``source_length``: number of pixels of the resized image and of the source along the axis.
+    ``source_length``: number of pixels of the resized image and of the source along the axis. ``NEAREST``: whether the first
+    line is the nearest one; otherwise it is the first one to interpolate.
 
     Returns:
-        (mask of the pixels inside the resized image, nearest line, first line to interpolate, second line to interpolate,
-        weight of the second line). Lines are indices in the source image.
+        (mask of the pixels inside the resized image, first line, second line to interpolate, weight of the second line). Lines
+        are indices in the source image.
     """
-    in_resized = (pixel >= 0) & (pixel < resized_length)
-    pixel = tl.minimum(tl.maximum(pixel, 0), resized_length - 1)
-    nearest = ((2 * pixel + 1).to(tl.int64) * source_length // (2 * resized_length)).to(tl.int32)
+    clamped = tl.minimum(tl.maximum(pixel, 0), resized_length - 1)
     scale = tl.div_rn(source_length.to(tl.float32), resized_length.to(tl.float32))
-    centre = (pixel.to(tl.float32) + 0.5) * scale - 0.5
+    centre = (clamped.to(tl.float32) + 0.5) * scale - 0.5
     centre = tl.minimum(tl.maximum(centre, 0.0), (source_length - 1).to(tl.float32))
-    first = centre.to(tl.int32)
-    return in_resized, nearest, first, tl.minimum(first + 1, source_length - 1), centre - first.to(tl.float32)
+    if NEAREST:
+        first = ((2 * clamped + 1).to(tl.int64) * source_length // (2 * resized_length)).to(tl.int32)
+    else:
+        first = centre.to(tl.int32)
+    return pixel == clamped, (first, tl.minimum(first + 1, source_length - 1), centre - first.to(tl.float32))
+
+
+@triton.jit
+def write_block(
+    image, strides, lines_y, lines_x, inside, canvas, plane_stride, in_region, canvas_weight,
+    CHANNELS: tl.constexpr, INTERPOLATES: tl.constexpr, BLENDS: tl.constexpr, ROUNDS: tl.constexpr, FILL: tl.constexpr,
+):  # fmt: skip
+    """Write the pixels of a block.
+
+    ``image``: address of the first element of the image. ``strides``: strides of its rows, pixels and channels. ``lines_y``,
+    ``lines_x``: (first line, second line, weight of the second line). ``inside``: mask of the pixels inside the resized image;
+    the others become ``FILL``. ``canvas``: addresses of the pixels in the first channel of the canvas. ``plane_stride``: stride
+    of the channels of the canvas. ``in_region``: mask of the pixels to write. ``canvas_weight``: weight of the canvas if
+    ``BLENDS``. ``INTERPOLATES``: whether to interpolate lines; otherwise the pixels of the first lines are copied.
+    """
+    row_stride, pixel_stride, channel_stride = strides
+    y_0, y_1, weight_y = lines_y
+    x_0, x_1, weight_x = lines_x
+    # Pixels that are not written are read too, because loads with a mask take more instructions.
+    address_00 = image + x_0[:, None] * pixel_stride + y_0[None, :] * row_stride
+    address_01 = image + x_1[:, None] * pixel_stride + y_0[None, :] * row_stride
+    address_10 = image + x_0[:, None] * pixel_stride + y_1[None, :] * row_stride
+    address_11 = image + x_1[:, None] * pixel_stride + y_1[None, :] * row_stride
+    values = ()
+    for channel in tl.static_range(CHANNELS):
+        offset = channel * channel_stride
+        value = tl.load(address_00 + offset)
+        if INTERPOLATES:
+            v_00 = value.to(tl.float32)
+            v_10 = tl.load(address_10 + offset).to(tl.float32)
+            v_0 = v_00 + (tl.load(address_01 + offset).to(tl.float32) - v_00) * weight_x[:, None]
+            v_1 = v_10 + (tl.load(address_11 + offset).to(tl.float32) - v_10) * weight_x[:, None]
+            value = v_0 + (v_1 - v_0) * weight_y[None, :]
+        values += (tl.where(inside, value, tl.cast(FILL, value.dtype)),)
+    # The loads of a channel would wait for the stores of the preceding channel if these came first.
+    for channel in tl.static_range(CHANNELS):
+        value = values[channel]
+        if BLENDS:
+            value = canvas_weight * tl.load(canvas, mask=in_region, other=0).to(tl.float32) + (1.0 - canvas_weight) * value
+        if ROUNDS and (INTERPOLATES or BLENDS):
+            value = nearest_integer(value).to(tl.int32)
+        tl.store(canvas, value.to(canvas.dtype.element_ty), mask=in_region)
+        canvas += plane_stride
 
 
 @kernel
 def tiles_kernel(
-    source, tile_table, weights_or_cover, out, blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr,
+    source, tile_table, weights_or_cover, out, thread_blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr,
     ROUNDS: tl.constexpr, FILL: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Write a block, ``BLOCK_H`` x ``BLOCK_W`` pixels, of the region of one tile.
+    """Write every n-th block of the region of one tile, where n is ``thread_blocks``.
 
     ``source``: first tensor of ``Pixels``; the offsets in ``tile_table`` also reach the other tensors. ``weights_or_cover``:
-    see ``MODE``. ``out``: canvases, (C, H, W) each. ``blocks``: number of blocks of the largest region.
+    see ``MODE``. ``out``: canvases, (C, H, W) each. ``thread_blocks``: number of thread blocks per tile.
 
     Constants:
         NEAREST: Whether to read the nearest pixel instead of interpolating.
@@ -82,73 +134,59 @@ def tiles_kernel(
             one plane, (H, W) uint8, per canvas, one after another.
         CHANNELS: Number of channels.
         ROUNDS: Whether to round interpolated values to integers.
-        FILL: Value outside of the resized image. With ``NEAREST``, the value is 0.
+        FILL: Value outside of the resized image.
 
-    Grid: (tiles · ``blocks``, 1, 1).
+    Grid: (tiles · ``thread_blocks``, 1, 1).
     """
-    tile = tl.program_id(0) // blocks
-    block = tl.program_id(0) - tile * blocks
+    tile = tl.program_id(0) // thread_blocks
+    block = tl.program_id(0) - tile * thread_blocks
     row = tile_table + tile * COLUMN_COUNT
-    region_h = tl.load(row + 12).to(tl.int32)
-    region_w = tl.load(row + 13).to(tl.int32)
-    blocks_x = tl.maximum(tl.cdiv(region_w, BLOCK_W), 1)
-    block_y = block // blocks_x
-    if block_y * BLOCK_H >= region_h:
-        return
-    y = block_y * BLOCK_H + tl.arange(0, BLOCK_H)
-    x = (block - block_y * blocks_x) * BLOCK_W + tl.arange(0, BLOCK_W)
-    in_region = (y < region_h)[:, None] & (x < region_w)[None, :]
-    # From here on, x and y count from the top left of the canvas.
-    y += tl.load(row + 10).to(tl.int32)
-    x += tl.load(row + 11).to(tl.int32)
     resized_top = tl.load(row + 6).to(tl.int32)
     resized_left = tl.load(row + 7).to(tl.int32)
     resized_h = tl.load(row + 8).to(tl.int32)
     resized_w = tl.load(row + 9).to(tl.int32)
+    region_top = tl.load(row + 10).to(tl.int32)
+    region_left = tl.load(row + 11).to(tl.int32)
+    region_h = tl.load(row + 12).to(tl.int32)
+    region_w = tl.load(row + 13).to(tl.int32)
     height = tl.load(row + 1).to(tl.int32)
     width = tl.load(row + 2).to(tl.int32)
-    inside_y, nearest_y, y_0, y_1, weight_y = source_lines(y - resized_top, resized_h, height)
-    inside_x, nearest_x, x_0, x_1, weight_x = source_lines(x - resized_left, resized_w, width)
-    inside = in_region & inside_y[:, None] & inside_x[None, :]
-    row_stride = tl.load(row + 3).to(tl.int32)
-    pixel_stride = tl.load(row + 4).to(tl.int32)
-    channel_stride = tl.load(row + 5).to(tl.int32)
-    image_start = source + tl.load(row)
+    strides = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
+    image = source + tl.load(row)
     canvas_w = tl.load(row + 15).to(tl.int32)
     plane_stride = tl.load(row + 14) * canvas_w
-    canvas_offset = y[:, None] * canvas_w + x[None, :]
-    canvas_pixel = out + tl.load(row + 16) * CHANNELS + canvas_offset
-    if MODE == 2:
-        cover = weights_or_cover + tl.load(row + 16) + canvas_offset
-        in_region = in_region & (tl.load(cover, mask=in_region, other=0) != 0)
-    if NEAREST:
-        offset = nearest_y[:, None] * row_stride + nearest_x[None, :] * pixel_stride
-    else:
-        line_0 = y_0[:, None] * row_stride
-        line_1 = y_1[:, None] * row_stride
-        column_0 = x_0[None, :] * pixel_stride
-        column_1 = x_1[None, :] * pixel_stride
-        offset_00, offset_01 = line_0 + column_0, line_0 + column_1
-        offset_10, offset_11 = line_1 + column_0, line_1 + column_1
-    for channel in tl.static_range(CHANNELS):
-        address = image_start + channel * channel_stride
-        if NEAREST:
-            value = tl.load(address + offset, mask=inside, other=0)
+    canvas_start = tl.load(row + 16)
+    canvas = out + canvas_start * CHANNELS
+    canvas_weight = tl.load(weights_or_cover + tile) if MODE == 1 else 0.0
+    blocks_x = tl.cdiv(region_w, BLOCK_W)
+    block_count = tl.cdiv(region_h, BLOCK_H) * blocks_x
+    while block < block_count:
+        block_y = block // blocks_x
+        y = block_y * BLOCK_H + tl.arange(0, BLOCK_H)
+        x = (block - block_y * blocks_x) * BLOCK_W + tl.arange(0, BLOCK_W)
+        in_region = (x < region_w)[:, None] & (y < region_h)[None, :]
+        # From here on, x and y count from the top left of the canvas.
+        y = tl.minimum(y, region_h - 1) + region_top
+        x = tl.minimum(x, region_w - 1) + region_left
+        # x is the first axis, because the compiler gives neighbouring elements along it to neighbouring threads.
+        canvas_offset = x[:, None] + y[None, :] * canvas_w
+        if MODE == 2:
+            in_region = in_region & (tl.load(weights_or_cover + canvas_start + canvas_offset) != 0)
+        inside_y, lines_y = source_lines(y - resized_top, resized_h, height, NEAREST)
+        inside_x, lines_x = source_lines(x - resized_left, resized_w, width, NEAREST)
+        inside = inside_x[:, None] & inside_y[None, :]
+        copies = NEAREST or (resized_h == height and resized_w == width)
+        if copies:
+            write_block(
+                image, strides, lines_y, lines_x, inside, canvas + canvas_offset, plane_stride, in_region, canvas_weight,
+                CHANNELS, False, MODE == 1, ROUNDS, FILL,
+            )  # fmt: skip
         else:
-            v_00 = tl.load(address + offset_00, mask=inside).to(tl.float32)
-            v_01 = tl.load(address + offset_01, mask=inside).to(tl.float32)
-            v_10 = tl.load(address + offset_10, mask=inside).to(tl.float32)
-            v_11 = tl.load(address + offset_11, mask=inside).to(tl.float32)
-            v_0 = v_00 + (v_01 - v_00) * weight_x[None, :]
-            v_1 = v_10 + (v_11 - v_10) * weight_x[None, :]
-            value = tl.where(inside, v_0 + (v_1 - v_0) * weight_y[:, None], FILL)
-            if MODE == 1:
-                weight = tl.load(weights_or_cover + tile)
-                value = weight * tl.load(canvas_pixel, mask=in_region, other=0).to(tl.float32) + (1.0 - weight) * value
-            if ROUNDS:
-                value = nearest_integer(value).to(tl.int32)
-        tl.store(canvas_pixel, value.to(out.dtype.element_ty), mask=in_region)
-        canvas_pixel += plane_stride
+            write_block(
+                image, strides, lines_y, lines_x, inside, canvas + canvas_offset, plane_stride, in_region, canvas_weight,
+                CHANNELS, True, MODE == 1, ROUNDS, FILL,
+            )  # fmt: skip
+        block += thread_blocks
 
 
 def write_tiles(
@@ -169,16 +207,16 @@ def write_tiles(
     distances = np.array([(tensor.data_ptr() - first_tensor.data_ptr()) // first_tensor.itemsize for tensor in pixels.tensors])
     layouts[:, 0] += distances[layouts[:, -1]]  # the last column is the index of the tensor
     tile_table = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
-    blocks_y, blocks_x = (-(-tiles[:, 6 + axis] // BLOCK[axis]) for axis in (0, 1))
-    most_blocks = int((blocks_y * blocks_x).max())
+    mean_area = int(tiles[:, 6] @ tiles[:, 7]) // len(tiles)  # of regions, in pixels
+    thread_blocks = mean_area // (BLOCKS_PER_THREAD_BLOCK * BLOCK[0] * BLOCK[1]) + 1
     write_mode = 2 if cover is not None else int(weights is not None)
     constants = pixels.channels, nearest, write_mode, not out.dtype.is_floating_point, fill, *BLOCK
     with on_device(out.device):
         device_table, *device_weights = send((tile_table,) if weights is None else (tile_table, weights), out.device)
-        launch = launch_for(tiles_kernel, (out.dtype,), constants)
+        launch = launch_for(tiles_kernel, (out.dtype,), constants, num_warps=1)
         # The table stands in for weights or a cover that the kernel does not read.
         weights_or_cover = cover if cover is not None else (*device_weights, device_table)[0]
-        launch((first_tensor, device_table, weights_or_cover, out), (most_blocks * len(tile_table), 1, 1), (most_blocks,))
+        launch((first_tensor, device_table, weights_or_cover, out), (thread_blocks * len(tile_table), 1, 1), (thread_blocks,))
 
 
 @kernel

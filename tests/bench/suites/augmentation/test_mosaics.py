@@ -13,6 +13,6 @@ def test_every_case_is_measured(tmp_path):
     result = measure_suite("mosaics", tmp_path, "--files", "9", "--side", "32")
     assert {case: set(rows) for case, rows in rows_by_case(result).items()} == {
         "images": {"Kornia", "gpuaug"},
-        "with boxes": {"gpuaug"},
+        "with boxes": {"gpuaug", "gpuaug, as a stage"},
         "from files": {"workers", "gpuaug", "decoding alone"},
     }
