@@ -313,8 +313,10 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
         )
     if len(images) != count:
         raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
-    types = []
+    first = images[0]
     for index, member in enumerate(images):
+        if index and _differ_in_pixels_only(member, first):
+            continue
         check_input("input", member)
         if not _is_batch(member):
             raise ArgumentError(
@@ -327,14 +329,25 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
                 f"images must have pixels, got {size.height}x{size.width} for image {index} of sample 0. Leave it out of the "
                 "dataset."
             )
-        types.append((size.batch, size.channels, dtype_of(member), member.device))
-        if types[index] != types[0]:
-            first, other = ("{} images of {} channels, {} on {}".format(*values) for values in (types[0], types[index]))
+        member_type = f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}"
+        if index == 0:
+            first_type = member_type
+        elif member_type != first_type:
             raise ArgumentError(
-                f"images of a sample must have one type, got {first}, and {other} at index {index}. Convert them in the data "
-                "set."
+                f"images of a sample must have one type, got {first_type}, and {member_type} at index {index}. Convert them in "
+                "the data set."
             )
-    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
+    return [member if type(member) in (Ragged, Tensor) else member.as_subclass(Tensor) for member in images]
+
+
+def _differ_in_pixels_only(images: Any, others: Any) -> bool:
+    """Return whether two batches are tensors of one class, shape, dtype and device, so that both are valid or neither is."""
+    return (
+        type(images) is type(others)
+        and isinstance(images, Tensor)
+        and (images.shape, images.dtype, images.device) == (others.shape, others.dtype, others.device)
+        and images.requires_grad == others.requires_grad
+    )
 
 
 def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:
