@@ -90,7 +90,8 @@ def write_block(
     row_stride, pixel_stride, channel_stride = strides
     y_0, y_1, weight_y = lines_y
     x_0, x_1, weight_x = lines_x
-    # Pixels that are not written are read too, because loads with a mask take more instructions.
+    # For pixels outside of the resized image, the nearest pixel is read, because loads with a mask take more instructions. The
+    # nearest pixel is in memory, also if only a window is: it lies in the region, which overlaps the resized image.
     address_00 = image + x_0[:, None] * pixel_stride + y_0[None, :] * row_stride
     address_01 = image + x_1[:, None] * pixel_stride + y_0[None, :] * row_stride
     address_10 = image + x_0[:, None] * pixel_stride + y_1[None, :] * row_stride
