@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.core.targets import (
     BOXES,
     HOLDS_NOTHING,
@@ -287,13 +287,16 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32], device: torch
         with as_plain_tensors():
             for _, value in old_weights:
                 dtype = None if isinstance(value, Tensor | np.ndarray) else torch.float32
-                factors.append(torch.as_tensor(value, dtype=dtype, device=device))
-        wrong = next((factor for factor in factors if factor.ndim != 1), None)
-        if wrong is not None:
-            raise ArgumentError(
-                f"weight must be one number per object, (n,), got shape {tuple(wrong.shape)}. Return such weights from the "
-                "data set, or leave them out."
-            )
+                try:
+                    factor = torch.as_tensor(value, dtype=dtype, device=device)
+                except (TypeError, ValueError, RuntimeError):  # not numbers, or rows of different lengths
+                    factor = None
+                if factor is None or factor.ndim != 1:
+                    raise ArgumentError(
+                        f"weight must be one number per object, (n,), got {shown(value)}. Return such weights from the data "
+                        "set, or leave them out."
+                    )
+                factors.append(factor)
         lengths = [len(factor) for factor in factors]
     (flat,) = send([weights[owners_of(samples, lengths)]], device)
     flat = flat * torch.cat(factors) if factors else flat

@@ -449,7 +449,8 @@ class JPEG(FrontOp):
 
 def sides_of(size: Any) -> tuple[int, int]:
     """(height, width) of a blur kernel, from a setting that is one side, or both."""
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gpuaug.fusion.ops.geometry import FieldOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.plan import Plan, count_uniforms, draw_in_order, plan
-from gpuaug.fusion.program.sizes import check_channels
+from gpuaug.fusion.program.sizes import check_channels, check_output
 
 _CACHE_SIZE = 256
 """Maximum number of cached segments."""
@@ -112,7 +112,10 @@ class Segments:
         ops: list[Op] = []
         current_size = size
         for op in self._ops[start:]:
-            check_channels(op.lowered if isinstance(op, EagerOp) else op, current_size.channels)
+            lowered = op.lowered if isinstance(op, EagerOp) else op
+            if lowered is not None:
+                check_channels(lowered, current_size.channels)
+                check_output(lowered, lowered.out(current_size))
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
             # Output images of a fallback module must have one size, so there is none for an op that draws a size per image. If
             # such an op does not support the input size, ``plan`` raises the error.

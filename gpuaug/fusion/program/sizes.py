@@ -82,6 +82,7 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
             )
         assert isinstance(op, Op)
         size = op.out(size)
+        check_output(op, size)
         ops_so_far.append(op)
         if not size.ragged:
             return tuple(ops_so_far)
@@ -184,15 +185,26 @@ def check_limits(op: Op, size: Size) -> None:
             )
 
 
-def check_channels(op: Op | None, channels: int) -> None:
-    """Check that an op supports images of ``channels`` channels. With ``op=None``, nothing is checked.
+def check_output(op: Op, size: Size) -> None:
+    """Check that the output images of an op, of ``size``, do not have a negative height or width.
+
+    Raises:
+        ArgumentError: If they have, because of a negative size in the settings of the op, or a padding that crops too much.
+    """
+    if not size.ragged and min(size.height, size.width) < 0:
+        raise ArgumentError(
+            f"output of {op.name} must have a height and a width of at least 0, got {size.height}x{size.width}. Change the "
+            "size, or the padding, in its settings."
+        )
+
+
+def check_channels(op: Op, channels: int) -> None:
+    """Check that an op supports images of ``channels`` channels.
 
     Raises:
         ArgumentError: If the op does not support this number of channels, or a setting has neither one value nor one value per
             channel.
     """
-    if op is None:
-        return
     for part in op.ops:
         requirement = part.unsupported_channels(channels)
         if requirement is not None:

@@ -25,6 +25,8 @@ FILTERS = {
     [
         (K.RandomGaussianBlur(5, (0.0, 3.0)), "sigma may be 0"),
         (K.RandomBoxBlur((4, 3)), "kernel_size=(4, 3) has an even side"),
+        (K.RandomBoxBlur((3, 3, 3)), "RandomBoxBlur with other attributes"),
+        (K.RandomGaussianBlur((3, 3, 5), (0.1, 1.0)), "RandomGaussianBlur with other attributes"),
         (K.RandomMedianBlur((3, 5)), "kernel_size=(3, 5) is neither 3x3 nor 5x5"),
         (K.RandomMotionBlur((1, 5), 9.0, 0.5), "a drawn kernel_size may be below 3"),
         (K.RandomMotionBlur(3, 9.0, 0.5, resample="bicubic"), 'resample="bicubic"'),

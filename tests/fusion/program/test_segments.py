@@ -3,8 +3,10 @@
 import kornia.augmentation as K
 import numpy as np
 import pytest
+import torch
 from support import internals
 from support.comparison.replay import left_to_kornia
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
@@ -98,3 +100,27 @@ def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
     for side in range(8, 20):
         segments.at(0, Size(1, 3, side, side), masks=False)
         assert len(segments._cached) <= 3
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    "module",
+    [
+        v2.CenterCrop(-1),
+        v2.RandomCrop((4, -3)),
+        v2.RandomResizedCrop(-3),
+        v2.Resize((-3, 4)),
+        v2.Pad(-20),
+        v2.FiveCrop(-2),
+        K.RandomCrop((-3, 4)),
+        K.CenterCrop((3, -1)),
+        K.Resize((3, -4)),
+        K.PadTo((-3, 4)),
+        K.SmallestMaxSize(-2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_output_sides_are_not_negative(module, ragged):
+    images = gpuaug.collate_ragged([torch.zeros(3, 16, 16, dtype=torch.uint8)] * 2) if ragged else torch.zeros(2, 3, 16, 16)
+    with pytest.raises(gpuaug.ArgumentError, match=type(module).__name__):
+        gpuaug.fuse([module], ragged=ragged)(images)
