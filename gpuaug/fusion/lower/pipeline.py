@@ -135,8 +135,6 @@ def _advice_for(value: Any) -> str:
     """Return the advice in the error for a value that is neither a module, a transform nor a sequence of them."""
     if isinstance(getattr(value, "transforms", None), nn.Module | Sequence):
         return "Pass the transforms that it calls: its attribute transforms."
-    if hasattr(value, "image_mean") and hasattr(value, "do_resize"):  # an image processor of Hugging Face
-        return "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
     if callable(value):
         return "Pass the transforms that it calls, or v2.Compose([function]), which calls it image by image."
     return "Pass a list of augmentations."

@@ -113,12 +113,17 @@ def refuse_volumes(module: nn.Module) -> None:
 
 
 def refuse_transform(transform: Any) -> None:
-    """Raise an error for a transform in ``UNSUPPORTED`` or ``UNSUPPORTED_TIMM``. All other transforms are accepted.
+    """Raise an error for a transform in ``UNSUPPORTED`` or ``UNSUPPORTED_TIMM``, and for image processors of transformers.
 
     Raises:
         ArgumentTypeError: If ``transform`` cannot run image by image, or is an unsupported transform of timm.
     """
     class_ = type(transform)
+    if hasattr(transform, "image_mean") and hasattr(transform, "do_resize"):
+        raise ArgumentTypeError(
+            f"pipeline must be made of transforms, got the image processor {class_.__name__}. Pass the processor alone, "
+            "gpuaug.fuse(processor, ragged=True), or write its operations as transforms."
+        )
     if class_.__module__.startswith("timm.") and class_.__name__ in UNSUPPORTED_TIMM:
         raise timm_error(class_)
     base = torchvision_class(transform)

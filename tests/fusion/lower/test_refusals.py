@@ -41,7 +41,20 @@ def of_timm(name):
     return type(name, (), {"__module__": "timm.data.transforms", "__call__": lambda self, image: image})()
 
 
+class Processor:
+    image_mean = (0.5, 0.5, 0.5)
+    do_resize = True
+
+    def __call__(self, image):
+        return image
+
+
 REFUSED = {
+    "an image processor in a list": ([v2.RandomHorizontalFlip(), Processor()], "got the image processor Processor. Pass"),
+    "an image processor in a Compose": (
+        v2.Compose([Processor()]),
+        "got the image processor Processor. Pass the processor alone",
+    ),
     "in a container that picks": (
         K.ImageSequential(K.RandomInvert(p=1.0), v2.RandomResizedCrop(8), random_apply=1),
         "ImageSequential must hold Kornia's modules",
@@ -192,10 +205,6 @@ VOLUME_MODULES = {
     if isinstance(kind, type) and kind.__module__.startswith("kornia.augmentation._3d.")
 }
 VOLUME_SETTINGS = {
-    "an image processor": (
-        type("Processor", (), {"image_mean": [0.5], "do_resize": True, "__call__": lambda self, image: image})(),
-        "got Processor. Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean",
-    ),
     "CenterCrop3D": (2,),
     "RandomAffine3D": (20.0,),
     "RandomCrop3D": ((2, 4, 4),),

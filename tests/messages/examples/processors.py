@@ -30,6 +30,14 @@ def processor_for_images_of_one_size(told):
     assert pixels(gpuaug.collate_ragged([torch.zeros(3, 9, 8, dtype=torch.uint8)])).pixel_values.shape == (1, 3, 32, 48)
 
 
+@example("Pass the processor alone, gpuaug.fuse(processor, ragged=True), or write its operations as transforms")
+def processor_in_a_pipeline(told):
+    with told:
+        gpuaug.fuse([processor()], ragged=True)
+    with mock.patch.dict(sys.modules, transformers=SimpleNamespace(__version__=TESTED)):
+        gpuaug.fuse(processor(), ragged=True)
+
+
 @example("or pass gpuaug.DecodeStage() before this stage")
 def processor_before_the_decoder(told):
     batch = gpuaug.collate_encoded([encoded()])
