@@ -200,8 +200,8 @@ class Merge:
     def _is_kept(self, is_per_box: bool) -> NDArray[np.bool_]:
         """Return the (N,) mask of the images whose values the merged dicts get.
 
-        With ``is_per_box``, for values with one row per box, these are all images that the canvases show. Otherwise it is the
-        first image of each group.
+        With ``is_per_box``, for values with one row per box, these are all images that are visible in the results. Otherwise it
+        is the first image of each group.
         """
         return self._placement.used if is_per_box else self._is_first
 
@@ -289,7 +289,7 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32], device: torch
                 dtype = None if isinstance(value, Tensor | np.ndarray) else torch.float32
                 try:
                     factor = torch.as_tensor(value, dtype=dtype, device=device)
-                except (TypeError, ValueError, RuntimeError):  # not numbers, or rows of different lengths
+                except (TypeError, ValueError):  # not numbers, or rows of different lengths
                     factor = None
                 if factor is None or factor.ndim != 1:
                     raise ArgumentError(

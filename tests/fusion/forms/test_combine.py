@@ -364,9 +364,10 @@ def test_objects_have_the_weight_of_their_image(run, form, objects):
             got = augment([image[None] for image in images], [deepcopy(targets)], data_keys=KEYS, draws=draws)[1][0]["weight"]
         assert got.tolist() == ([0.125, 0.75, 1.5] if weights and weights[0] else [0.25, 0.75, 0.75])
         assert got.dtype == (torch.float64 if form is np.array and weights and weights[0] else torch.float32)
-    targets[0]["weight"] = torch.ones(1, 1)
-    with pytest.raises(ArgumentError, match=r"weight must be one number per object, \(n,\), got "):
-        MixUpBoxes()(images, targets)
+    for wrong in (torch.ones(1, 1), ["a"], [None], [[1.0]], np.array(["a"])):
+        targets[0]["weight"] = wrong
+        with pytest.raises(ArgumentError, match=r"weight must be one number per object, \(n,\), got "):
+            MixUpBoxes()(images, targets)
 
 
 def test_entries_of_different_shapes_are_refused():
