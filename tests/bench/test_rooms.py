@@ -25,13 +25,14 @@ KIT = windows.__name__.rpartition(".")[0]
 """The measuring kit, which is public to bench/."""
 
 PRIVATE = {
+    ("bench/suites/augmentation/mosaics.py", "packed_targets"),
     ("bench/suites/training/encoder_decoder.py", "Lane"),
     ("bench/suites/training/encoder_decoder.py", "Lanes"),
     ("bench/suites/training/priorities.py", "streams"),
     ("bench/suites/transport/chaos.py", "cpu"),
 }
-"""(file, name) of what is imported although it is not public: a suite measures loaders that share their lanes, one sets the
-priority of lanes, and one delays the threads that decode."""
+"""(file, name) of what is imported although it is not public: a suite measures target dicts in the form in which stages get
+them, one measures loaders that share their lanes, one sets the priority of lanes, and one delays the threads that decode."""
 
 MAX_FILES, MAX_LINES = 16, 350
 
