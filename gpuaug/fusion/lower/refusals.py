@@ -116,7 +116,8 @@ def refuse_transform(transform: Any) -> None:
     """Raise an error for a transform in ``UNSUPPORTED`` or ``UNSUPPORTED_TIMM``, and for image processors of transformers.
 
     Raises:
-        ArgumentTypeError: If ``transform`` cannot run image by image, or is an unsupported transform of timm.
+        ArgumentTypeError: If ``transform`` cannot run image by image, is an unsupported transform of timm, or is an image
+            processor.
     """
     class_ = type(transform)
     if hasattr(transform, "image_mean") and hasattr(transform, "do_resize"):

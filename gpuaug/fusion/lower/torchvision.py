@@ -229,7 +229,7 @@ class TorchvisionLowering:
             lowered = op if has_channel_settings else choices.sizing_op(op)
             return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
         assert op is not None
-        op.image_dtype, op.type_change = self._types.dtype, self._types.type_change
+        op.type_change = self._types.type_change
         if isinstance(op, ResampleOp):
             op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
         for part in op.ops:
@@ -255,8 +255,7 @@ class TorchvisionLowering:
             return None, "no lowering for this type"
         try:
             op = op_class(name, for_videos(transform) if self._types.is_video else transform, self.units)
-            if op_class is filters.LinearTransformation and self._types.dtype in (torch.float16, torch.bfloat16):
-                return op, f"it returns float32 for {self._types.dtype}"
+            op.image_dtype = self._types.dtype
             return op, op.unsupported()
         except GpuAugError:
             raise

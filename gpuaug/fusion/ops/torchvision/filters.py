@@ -115,8 +115,8 @@ class LinearTransformation(TorchvisionOp, FrontOp):
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         dtype = self.module.mean_vector.dtype
-        if not self.units.is_floating_point:
-            return f"it returns floats for {self.units}"
+        if self.image_dtype not in (torch.float32, torch.float64):
+            return f"it returns float32 for {self.image_dtype}"
         return None if dtype == torch.float32 else f"its matrix is {dtype}"
 
     def unsupported_size(self, size: Size) -> str | None:
