@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_613,
     "decode": 4_415,
     "feed": 2_348,
-    "fusion": 14_416,
+    "fusion": 14_415,
     "integrations": 49,
     "loader": 1_295,
     "profiler": 1_177,

@@ -82,7 +82,6 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
             )
         assert isinstance(op, Op)
         size = op.out(size)
-        check_output(op, size)
         ops_so_far.append(op)
         if not size.ragged:
             return tuple(ops_so_far)

@@ -39,6 +39,10 @@ RECORD = {"boxes": torch.zeros(0, 4)}
             lambda: gpuaug.fuse([Mosaic(8), MixUpBoxes()])(FOUR),
             "list of 8 batches for Mosaic_0, MixUpBoxes_1, got 4",
         ),
+        (
+            lambda: MOSAIC([*FOUR[:3], FOUR[3].clone().requires_grad_()]),
+            "images must not require gradients, got images that do",
+        ),
         (lambda: MOSAIC(FOUR[0]), "4 batches for Mosaic_0, one per image of a sample, got Tensor"),
         (
             lambda: MOSAIC(FOUR, [[RECORD] * 4, [RECORD] * 3], data_keys=KEYS),
